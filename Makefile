@@ -1,0 +1,74 @@
+# `make run` on a fresh clone sets everything up and serves; `make test` sets everything up and tests. What is done already is
+# not done again: stamp files in the virtual environment say what is installed.
+
+VENV ?= .venv
+PYTHON ?= python3
+# Passed on to the command of the target, as in: make test ARGS='-k routing', make run ARGS='--config my.yaml'
+ARGS ?=
+
+PY := $(VENV)/bin/python
+PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --constraint constraints.txt
+MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
+BENCHMARKS := $(sort $(filter-out %/__init__.py,$(wildcard benchmarks/*.py)))
+PACKAGING := setup.cfg pyproject.toml constraints.txt
+
+.NOTPARALLEL:
+.PHONY: help install dev model run test check docs bench fuzz clean
+
+help:
+	@echo "make run      set up, bring the default model, serve on 127.0.0.1:8000"
+	@echo "make install  virtual environment ($(VENV)) with router and engine"
+	@echo "make model    the default model, 98 MB, under models/"
+	@echo "make test     set up and run all tests"
+	@echo "make check    linter, settings manual, configuration"
+	@echo "make docs     write laya.yaml and docs/configuration.md from the code"
+	@echo "make bench    run the benchmarks (their short form)"
+	@echo "make fuzz     compare the HTTP parsers on random input"
+	@echo "make clean    remove environments, caches and builds; models stay"
+
+install: $(VENV)/.installed
+
+dev: $(VENV)/.installed-dev
+
+model: $(MODEL)
+
+run: $(VENV)/.installed $(MODEL)
+	$(PY) -m laya $(ARGS)
+
+test: $(VENV)/.installed-dev $(MODEL)
+	$(PY) -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev
+	$(PY) -m ruff check src tests tools benchmarks
+	$(PY) tools/settings_manual.py --check
+	$(PY) -m laya check
+
+docs: $(VENV)/.installed
+	$(PY) tools/settings_manual.py
+
+bench: $(VENV)/.installed-dev $(MODEL)
+	@test -n "$(BENCHMARKS)" || { echo "there is no benchmark in benchmarks/"; exit 1; }
+	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(PY) $$file --quick $(ARGS); done
+
+fuzz: $(VENV)/.installed-dev
+	$(PY) tools/fuzz_wire.py $(ARGS)
+
+clean:
+	rm -rf .venv .venv-ci build dist src/*.egg-info .pytest_cache .hypothesis .ruff_cache
+	find src tests tools benchmarks -name __pycache__ -type d -exec rm -rf {} +
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "laya needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(PACKAGING) | $(PY)
+	$(PIP_INSTALL) --editable '.[engine]'
+	@touch $@
+
+$(VENV)/.installed-dev: $(PACKAGING) | $(PY)
+	$(PIP_INSTALL) --editable '.[engine,dev]'
+	@touch $@ $(VENV)/.installed
+
+$(MODEL): | $(VENV)/.installed
+	$(PY) -m laya pull default

@@ -1,0 +1,207 @@
+"""The composition root: the only file that sees both sockets and torch.
+
+In: a configuration and a role. Out: an exit code, when the process has served. Torch is imported only when the role runs an
+in-process engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import time
+import traceback
+
+from laya import __version__, dependencies
+from laya.config import Config
+from laya.config.structs import BackendConfig
+from laya.errors import StartError
+from laya.gateway.access import Access
+from laya.gateway.backends import Backend
+from laya.gateway.front import Gateway
+from laya.gateway.pages import Pages
+from laya.log import Log, forward_logging
+from laya.net.clock import Clock
+from laya.net.health import HealthProbe
+from laya.net.pool import Pool
+from laya.net.server import Server
+from laya.net.worker import Worker
+from laya.routing.table import RouteTable
+from laya.telemetry import Exposition, Telemetry, resident_bytes
+
+
+def run(config: Config, role: str = "serve") -> int:
+    """Serve until a signal. Raises StartError for what keeps the process from starting."""
+    dependencies.check(dependencies.ROUTER)
+    import uvloop
+
+    log = Log(config.server.log_level)
+    log.start()
+    forward_logging(log)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(config, role, log))
+    finally:
+        log.stop()
+
+
+async def _serve(config: Config, role: str, log: Log) -> int:
+    began = time.perf_counter()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: _log_fault(log, context))
+    telemetry = Telemetry()
+    clock = Clock(loop, lambda stall: setattr(telemetry, "longest_stall", max(telemetry.longest_stall, stall)))
+    server = Server(config.server, clock, loop)
+    worker = Worker(loop, lambda fault: log.event("error", "fault", where="worker", kind=type(fault).__name__))
+    failures: list[StartError] = []
+
+    def engine_failed(error: StartError, was_ready: bool) -> None:
+        """An engine that cannot start ends the process; one that dies later does so where nothing else could answer."""
+        log.event("error", "engine_failed", text=str(error))
+        if not was_ready or not backends:
+            failures.append(error)
+            server.stop()
+
+    backends = _backends(config, role, clock, loop)
+    engines = {}
+    if role == "serve" and config.engines_by_name():
+        from laya.inprocess import build_engines
+
+        engines = build_engines(config, post=loop.call_soon_threadsafe, on_failed=engine_failed, log=log)
+    table = RouteTable.compile(config, {engine.card.id: name for name, engine in engines.items()})
+    loopback = _is_loopback(config.server.host)
+    components = _components(table, backends, engines, server)
+    server.gateway = Gateway(
+        table=table, backends=backends, engines=engines,
+        access=Access(config.auth, config.server.cors_origins, loopback=loopback), telemetry=telemetry, log=log,
+        offload=worker.offload, now=lambda: clock.now, default_model=table.default_model,
+        pages=Pages(
+            Exposition(telemetry), ready=lambda: _ready(backends, engines, server), healthy=lambda: _healthy(backends, engines),
+            components=components, metrics_open=loopback,
+        ),
+    )  # fmt: skip
+    telemetry.gauges.append(lambda: _gauges(server, backends, engines, log))
+    telemetry.counters.append(lambda: _counters(engines))
+    await server.listen()
+    clock.start()
+    probe = HealthProbe(list(backends.values()))
+    probe.start()
+    if not loopback and not config.auth.keys:
+        log.event("warning", "open_to_all", text="listening beyond loopback without auth.keys: everybody who reaches it may use it")
+    log.event("info", "listening", version=__version__, role=role, addresses=server.addresses,
+              seconds=round(time.perf_counter() - began, 3))  # fmt: skip
+    for engine in engines.values():
+        engine.start()
+        clock.add(EngineTick(engine))
+    await server.run()
+    probe.stop()
+    for engine in engines.values():
+        engine.stop(0.0)  # what it ran for clients has ended with the drain
+    for engine in engines.values():
+        await loop.run_in_executor(None, engine.join, 5.0)
+    for backend in backends.values():
+        backend.pool.close()
+    worker.stop()
+    clock.stop()
+    if failures:
+        raise failures[0]
+    log.event("info", "stopped")
+    return 0
+
+
+class EngineTick:
+    """What an engine must do now and then although a step is stuck."""
+
+    def __init__(self, engine) -> None:
+        self._engine = engine
+
+    def on_tick(self, now: float) -> None:
+        self._engine.tick()
+
+
+def _backends(config: Config, role: str, clock: Clock, loop: asyncio.AbstractEventLoop) -> dict[str, Backend]:
+    """Every server a route may send to; in the role `router` that includes the engine process behind `local`."""
+    settings = {name: backend for name, backend in config.backends.items() if backend.url}
+    if role == "router":
+        for name, engine in config.engines_by_name().items():
+            if engine.listen:
+                settings[name] = BackendConfig(url=engine.listen, base="/v1")
+    result = {}
+    for name, backend in settings.items():
+        try:
+            result[name] = Backend(name, backend, Pool(name, backend, clock, loop))
+        except (ValueError, OSError) as exc:
+            raise StartError(f"backends.{name}.url: {exc}") from None
+    return result
+
+
+def _log_fault(log: Log, context: dict) -> None:
+    """A fault that reached the loop: where it arose, never its text, which may hold what a client sent."""
+    fault = context.get("exception")
+    trace = fault.__traceback__ if fault is not None else None
+    places = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in traceback.extract_tb(trace)][-4:]
+    log.event("error", "fault", kind=type(fault).__name__, where=places, text=context.get("message", ""))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _ready(backends: dict[str, Backend], engines: dict, server: Server) -> bool:
+    """This role can serve: an engine is ready, or some backend may be picked."""
+    if server.draining:
+        return False
+    engine_ready = any(engine.status()["state"] == "ready" for engine in engines.values())
+    return engine_ready or any(b.healthy is not False and b.breaker.state != 2 for b in backends.values())
+
+
+def _healthy(backends: dict[str, Backend], engines: dict) -> bool:
+    """The process lives; a dead engine matters only where nothing else could answer."""
+    return bool(backends) or not engines or any(engine.status()["state"] != "failed" for engine in engines.values())
+
+
+def _components(table: RouteTable, backends: dict[str, Backend], engines: dict, server: Server):
+    def components() -> dict:
+        return {
+            "server": {"draining": server.draining, "connections": len(server.connections), "buffered_bytes": server.ledger.held},
+            "engines": {name: engine.status() for name, engine in engines.items()},
+            "backends": {
+                name: {
+                    "healthy": b.healthy, "breaker": ("closed", "half-open", "open")[b.breaker.state],
+                    "inflight": b.pool.inflight,
+                }
+                for name, b in backends.items()
+            },
+        }  # fmt: skip
+
+    return components
+
+
+def _gauges(server: Server, backends: dict[str, Backend], engines: dict, log: Log):
+    yield "laya_connections", {}, len(server.connections)
+    yield "laya_buffered_bytes", {}, server.ledger.held
+    yield "laya_log_lines_dropped", {}, log.dropped
+    yield "laya_host_memory_bytes", {"kind": "rss"}, resident_bytes()
+    for name, backend in backends.items():
+        yield "laya_backend_up", {"backend": name}, int(backend.healthy is not False and backend.breaker.state != 2)
+        yield "laya_backend_inflight", {"backend": name}, backend.pool.inflight
+        yield "laya_breaker_state", {"backend": name}, backend.breaker.state
+    for name, engine in engines.items():
+        figures = engine.figures()
+        yield "laya_sequences_running", {"engine": name}, figures.sequences_running
+        yield "laya_sequences_waiting", {"engine": name}, figures.sequences_waiting
+        yield "laya_kv_blocks_used", {"engine": name}, figures.kv_blocks_used
+        yield "laya_kv_blocks_total", {"engine": name}, figures.kv_blocks_total
+
+
+def _counters(engines: dict):
+    for name, engine in engines.items():
+        figures = engine.figures()
+        for kind in ("prompt", "cached", "generated"):
+            yield "laya_tokens", {"engine": name, "kind": kind}, getattr(figures, f"{kind}_tokens")
+        yield "laya_preemptions", {"engine": name}, figures.preemptions
+
+

@@ -1,0 +1,57 @@
+"""`laya check`: everything that `serve` does before it listens, but for loading a model."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from laya.cli import exits
+from laya.config import Config, InferenceConfig, load, served_name
+from laya.config.notices import notices
+from laya.routing.table import RouteTable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """No arguments of its own."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = load(arguments.config)
+    table = RouteTable.compile(config)
+    print(f"{config.source or 'built-in defaults'}: OK")
+    for line in summary(config, table):
+        print("  " + line)
+    for line in [*notices(config), *missing_models(config)]:
+        print("  warning: " + line)
+    return exits.OK
+
+
+def summary(config: Config, table: RouteTable) -> list[str]:
+    """What would run, a line for each part."""
+    server = config.server
+    scheme = "https" if server.tls.certificate else "http"
+    lines = [f"listens on {scheme}://{server.host}:{server.port}"]
+    if server.unix_socket:
+        lines.append(f"listens on {server.unix_socket}")
+    for name, engine in config.engines_by_name().items():
+        lines.append(f"engine {name}: {engine.model}, served as {served_name(engine)}")
+    for name, backend in config.backends.items():
+        lines.append(f"backend {name}: {'started on demand' if backend.command else 'at its url'}, weight {backend.weight:g}")
+    rules = sum(len(route.match) for route in config.routes)
+    lines.append(f"{rules} rules in {len(config.routes)} routes" if rules else 'no routes: every name goes to "local"')
+    lines.append(f"a request without a model takes: {table.default_model or 'nothing, it is refused with 400'}")
+    lines.append(f"{len(config.auth.keys)} API keys" if config.auth.keys else "no API keys: authorization is not asked for")
+    return lines
+
+
+def missing_models(config: Config) -> list[str]:
+    """Engines whose model is no file here."""
+    return [
+        f"the model of engine {name} is not there: {config.path_of(engine.model)}{_hint(engine)}"
+        for name, engine in config.engines_by_name().items()
+        if not os.path.exists(config.path_of(engine.model))
+    ]
+
+
+def _hint(engine: InferenceConfig) -> str:
+    return "; bring it with: laya pull default" if engine.model == InferenceConfig().model else ""

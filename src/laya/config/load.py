@@ -1,0 +1,63 @@
+"""One file and the environment -> one `Config`.
+
+In: a path or None, and a mapping of variables. Out: a frozen Config, or ConfigError with one line of text. Reads one file;
+called at start and at a reload, on any thread but the loop's (a large file takes a second).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import msgspec
+
+from laya.config.crosscheck import crosscheck
+from laya.config.decode import build
+from laya.config.environ import apply_overrides, expand_references
+from laya.config.node import Node
+from laya.config.shape import config_shape
+from laya.config.structs import Config, InferenceConfig
+from laya.config.yaml_strict import MAX_BYTES, parse
+from laya.errors import ConfigError
+
+DEFAULT_PATH = "laya.yaml"
+
+
+def load(path: str | None = None, environ: Mapping[str, str] | None = None) -> Config:
+    """Read `path`; without one ./laya.yaml if it is there, else the built-in defaults. `environ` defaults to the process's.
+
+    A configuration with neither `inference` nor `engines` nor `backends` gets the embedded model.
+    """
+    environ = os.environ if environ is None else environ
+    source = path if path is not None else DEFAULT_PATH if os.path.exists(DEFAULT_PATH) else None
+    if source is None:
+        root = Node({}, "built-in defaults")
+    else:
+        root = parse(_read(source), source)
+    return _from_tree(root, environ, source)
+
+
+def loads(text: str | bytes, environ: Mapping[str, str] | None = None, source: str = DEFAULT_PATH) -> Config:
+    """The same from text; `source` is what errors call it and where relative paths start."""
+    data = text.encode() if isinstance(text, str) else text
+    return _from_tree(parse(data, source), environ or {}, source)
+
+
+def _from_tree(root: Node, environ: Mapping[str, str], source: str | None) -> Config:
+    shape = config_shape()
+    apply_overrides(root, shape, environ)
+    expand_references(root, environ)
+    config: Config = build(root, shape)
+    if config.inference is None and not config.engines and not config.backends:
+        config = msgspec.structs.replace(config, inference=InferenceConfig())
+    config = msgspec.structs.replace(config, source=source)
+    crosscheck(config, root)
+    return config
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror or exc}; allowed: a file given with --config") from None

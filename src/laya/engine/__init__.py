@@ -1,0 +1,1 @@
+"""The engine's decisions: admission, paged KV bookkeeping, the schedule. No torch, no sockets."""

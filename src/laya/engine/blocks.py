@@ -1,0 +1,151 @@
+"""Paged KV bookkeeping: which block holds which positions of which sequence, and the prefix cache.
+
+In: sequences as they start, grow, advance and end. Out: block numbers in their tables. No KV data passes here. Called by
+the scheduler on the engine thread only; every operation is O(blocks touched).
+
+A full block whose KV is computed is offered to the prefix cache under the key (identity of the block before it, its token
+ids). Identities are serial numbers never used twice, so the dictionary itself compares the tokens and the parent on a hit:
+a chained hash without collisions, and a child whose parent was evicted can never be taken for another's. The first
+block's parent is the tenant's salt. A pool belongs to one engine, so model, KV type and rope settings need no key.
+
+Shared blocks are never written: a match stops short of the last known token, so at least one token is always recomputed,
+into a block of the sequence's own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+from laya.engine.sequence import Sequence
+
+Key = tuple[int | str, tuple[int, ...]]
+
+
+class BlockPool:
+    """`num_blocks` blocks of `block_size` tokens. A block is used (referenced), cached and idle, or free."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._refs = [0] * num_blocks
+        self._keys: list[Key | None] = [None] * num_blocks
+        self._serials = [0] * num_blocks
+        self._next_serial = 1
+        self._cached: dict[Key, int] = {}
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is warm in the caches
+        self._idle: OrderedDict[int, None] = OrderedDict()  # cached and unreferenced, least recently used first
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be handed out now, idle cached ones included."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def used(self) -> int:
+        return self.num_blocks - self.available
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def match(self, token_ids: list[int], salt: str) -> list[int]:
+        """The cached blocks of the longest known prefix, short of the last token. Takes no reference."""
+        size = self.block_size
+        parent: int | str = salt
+        found: list[int] = []
+        for start in range(0, (len(token_ids) - 1) // size * size, size):
+            block = self._cached.get((parent, tuple(token_ids[start : start + size])))
+            if block is None:
+                break
+            found.append(block)
+            parent = self._serials[block]
+        return found
+
+    def cost(self, token_ids: list[int], salt: str) -> int:
+        """How far `available` falls when a sequence of these tokens starts: blocks others use already cost nothing."""
+        shared = sum(1 for block in self.match(token_ids, salt) if self._refs[block])
+        return self.blocks_for(len(token_ids)) - shared
+
+    def start(self, sequence: Sequence, salt: str, *, reuse: bool = True) -> bool:
+        """Give a sequence without blocks a table for all its known tokens; False, and nothing taken, if they are short.
+
+        With `reuse` the cached prefix is shared and `num_computed` set past it.
+        """
+        shared = self.match(sequence.token_ids, salt) if reuse else []
+        for block in shared:
+            if self._refs[block] == 0:
+                del self._idle[block]
+            self._refs[block] += 1
+        sequence.block_table = shared
+        sequence.num_computed = len(shared) * self.block_size
+        sequence.num_registered = len(shared)
+        sequence.chain = self._serials[shared[-1]] if shared else salt
+        if self.grow(sequence, len(sequence)):
+            return True
+        self.release(sequence)
+        return False
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Make the table cover `num_tokens` positions; False, and nothing taken, if blocks are short."""
+        need = self.blocks_for(num_tokens) - len(sequence.block_table)
+        if need > self.available:
+            return False
+        for _ in range(need):
+            sequence.block_table.append(self._take())
+        return True
+
+    def register(self, sequence: Sequence) -> None:
+        """Offer the blocks that became full and computed to the prefix cache; a prefix known already keeps its block."""
+        size = self.block_size
+        for index in range(sequence.num_registered, sequence.num_computed // size):
+            key = (sequence.chain, tuple(sequence.token_ids[index * size : (index + 1) * size]))
+            block = self._cached.get(key)
+            if block is None:
+                block = sequence.block_table[index]
+                self._cached[key] = block
+                self._keys[block] = key
+                self._serials[block] = self._next_serial
+                self._next_serial += 1
+            sequence.chain = self._serials[block]
+            sequence.num_registered = index + 1
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back a sequence's references. Tails go idle before their parents, so eviction takes leaves first."""
+        for block in reversed(sequence.block_table):
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                if self._keys[block] is None:
+                    self._free.append(block)
+                else:
+                    self._idle[block] = None
+        sequence.block_table = []
+
+    def _take(self) -> int:
+        if self._free:
+            block = self._free.pop()
+        else:
+            block, _ = self._idle.popitem(last=False)
+            del self._cached[self._keys[block]]
+            self._keys[block] = None
+        self._refs[block] = 1
+        return block
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Verify every invariant against the tables of all live sequences; raises AssertionError naming the block."""
+        held = Counter(block for sequence in sequences for block in sequence.block_table)
+        free = set(self._free)
+        assert len(free) == len(self._free), "a block is free twice"
+        for block in range(self.num_blocks):
+            refs, key = self._refs[block], self._keys[block]
+            places = (refs > 0) + (block in free) + (block in self._idle)
+            assert refs == held[block], f"block {block}: {refs} references counted, {held[block]} held"
+            assert places == 1, f"block {block} is in {places} of used, free, idle"
+            assert block not in free or key is None, f"block {block} is free but cached"
+            assert block not in self._idle or key is not None, f"block {block} is idle but not cached"
+            assert refs < 2 or key is not None, f"block {block} is shared before it was registered"
+            assert key is None or self._cached.get(key) == block, f"block {block} is not where its key points"
+        assert len(self._cached) == sum(key is not None for key in self._keys), "the cache holds a key without its block"
+        for sequence in sequences:
+            assert len(sequence.block_table) * self.block_size >= sequence.num_computed or not sequence.block_table
+            writable = sequence.block_table[sequence.num_computed // self.block_size :]
+            assert all(self._keys[block] is None for block in writable), "a cached block is about to be written"

@@ -1,0 +1,116 @@
+"""The interface between the schedule (no torch) and the device (torch): one step's work and its outcome.
+
+In: the engine thread builds a list of `Scheduled`. Out: a `Runner` returns one `Sampled` for each, in order. Both live for
+one step only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from laya.engine.sequence import Sequence
+
+
+class DeviceLost(Exception):
+    """Raised by a `Runner` whose device is gone for good (a lost GPU): the engine thread ends, nothing is retried."""
+
+
+class Scheduled:
+    """Run `sequence.token_ids[start:start + count]`; KV for [0, start) exists and blocks for the rest are in its table.
+
+    A token is sampled exactly when the run reaches the last known token. A decode is count == 1 there.
+    """
+
+    __slots__ = ("sequence", "start", "count")
+
+    def __init__(self, sequence: Sequence, start: int, count: int) -> None:
+        self.sequence = sequence
+        self.start = start
+        self.count = count
+
+    @property
+    def samples(self) -> bool:
+        return self.start + self.count == len(self.sequence.token_ids)
+
+
+class Sampled:
+    """Outcome for one `Scheduled`: `token_id` is None when nothing was to be sampled or `error` is set.
+
+    `logprob` and `top` [(token_id, logprob)] are filled when the sequence asked for them. `prompt_logprobs` holds, for
+    each token in [max(start, 1), start + count) of a prompt whose log-probabilities were asked for, a pair
+    (logprob, top): the value of that token given those before it (carried over chunk borders by the runner's caller:
+    entry j belongs to position j).
+    """
+
+    __slots__ = ("token_id", "logprob", "top", "prompt_logprobs", "error")
+
+    def __init__(
+        self,
+        token_id: int | None = None,
+        logprob: float | None = None,
+        top: list[tuple[int, float]] | None = None,
+        prompt_logprobs: list[tuple[float, list[tuple[int, float]]]] | None = None,
+        error: Exception | None = None,
+    ) -> None:
+        self.token_id = token_id
+        self.logprob = logprob
+        self.top = top
+        self.prompt_logprobs = prompt_logprobs
+        self.error = error
+
+
+class Runner(Protocol):
+    """A loaded model with its KV pool on one device. Every method is called on the engine thread only."""
+
+    block_size: int  # tokens in a KV block
+    num_blocks: int  # blocks in the pool
+    vocab_size: int
+    max_seq_len: int  # usable window
+    eos_token_ids: frozenset[int]
+
+    def run(self, batch: list[Scheduled]) -> list[Sampled]:
+        """Compute one step. A fault that concerns one sequence is its `Sampled.error`; any other is raised."""
+
+    def swap_out(self, blocks: list[int]) -> Any:
+        """Copy blocks to host memory; returns a ticket, or None if the swap space is full."""
+
+    def swap_in(self, ticket: Any, blocks: list[int]) -> None:
+        """Copy a ticket's KV into `blocks` (same number, same order) and free the ticket."""
+
+    def drop_swapped(self, ticket: Any) -> None:
+        """Free a ticket without copying."""
+
+    def warm_up(self, max_num_seqs: int, chunk_tokens: int) -> None:
+        """One full prefill chunk and one full decode batch over scratch blocks, so that peaks happen now."""
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by part: params, kv, and what the device reports."""
+
+    def close(self) -> None:
+        """Free the weights and the pool."""
+
+
+class Tokenizer(Protocol):
+    """A model's tokenizer; safe to call from the preparation worker and the engine thread."""
+
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_ids: frozenset[int]
+    has_chat_template: bool
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Token ids; `add_special` adds what the model's own config adds for plain text."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes a token stands for (possibly part of a character); b"" for special tokens."""
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids: joined `token_bytes`, decoded with U+FFFD for what is not UTF-8."""
+
+    def render_chat(self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool, **args: Any) -> str:
+        """Apply the chat template. Raises InvalidRequest with the template's own words when it refuses."""
+
+    def encode_chat(
+        self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool, **args: Any
+    ) -> list[int]:
+        """`render_chat` then `encode` without adding special tokens (the template holds them)."""

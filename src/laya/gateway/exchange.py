@@ -1,0 +1,164 @@
+"""One request's life, from the whole request to the one place where it ends.
+
+In: the front makes one for each request. Out: exactly one answer on the connection and exactly one `finish`, whatever
+happens in between. The states are the table below; the picture in docs/architecture.md is drawn from it. Loop thread only.
+"""
+
+from __future__ import annotations
+
+import enum
+from functools import lru_cache
+from time import perf_counter
+
+from laya.errors import LayaError
+from laya.schema.codec import encode_json
+
+JSON_LINE = b"content-type: application/json\r\n"
+
+
+class State(enum.IntEnum):
+    ACCEPTED = 0  # routed or being read in a worker; nothing was asked of a backend
+    WAITING = 1  # a backend or engine works on it; nothing was sent to the client
+    STREAMING = 2  # the answer's head has gone out: no retry, no error status any more
+    DONE = 3
+
+
+TRANSITIONS = (  # indexed by state
+    frozenset({State.WAITING, State.STREAMING, State.DONE}),
+    frozenset({State.WAITING, State.STREAMING, State.DONE}),  # WAITING again: a retry
+    frozenset({State.DONE}),
+    frozenset(),
+)
+
+
+ACCEPTED, WAITING, STREAMING, DONE = State  # looking a member up through its class costs more than a transition
+
+
+class Exchange:
+    """What every kind of exchange has. Subclasses release their backend in `_release`.
+
+    Defaults stand on the class: an exchange that needs few of them pays for few.
+    """
+
+    state = ACCEPTED
+    route = ""  # names for metrics and log; "" until known
+    backend = ""
+    model = ""
+    first_at = 0.0  # when the first byte of the answer was written
+    status = 0
+    tokens: tuple[int, int] | None = None  # prompt, completion
+
+    def __init__(self, gateway, connection, request, body: bytes, plan) -> None:
+        self.gateway = gateway
+        self.connection = connection
+        self.request = request
+        self.body = body
+        self.plan = plan  # what the gateway made of the head
+        self.request_id: bytes = plan.request_id or gateway.new_request_id()
+        self.began = perf_counter()
+
+    # -- called by the connection -----------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """The client has gone."""
+        if self.state is not DONE:
+            self._release()
+            self._end("client_closed")
+
+    def shut_down(self, error: LayaError) -> None:
+        """The process ends and cannot wait: the client gets `error`, in a begun stream too."""
+        if self.state is DONE:
+            return
+        self._release()
+        if self.state is STREAMING:
+            self._cut_off(error)
+        else:
+            self.fail(error)
+
+    def on_writable(self) -> None:
+        """The client reads again."""
+
+    def on_tick(self, now: float) -> None:
+        """Four times a second, for what must be sent while nothing happens."""
+
+    # -- for subclasses -----------------------------------------------------------------------------------------------------
+
+    def move(self, state: State) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise RuntimeError(f"an exchange cannot go from {self.state.name} to {state.name}")
+        self.state = state
+
+    def answer(self, status: int, lines: bytes, body: bytes, outcome: str) -> None:
+        """The whole answer, then the end. `lines` are rendered header lines; our own are added."""
+        self.status = status
+        if not self.first_at:
+            self.first_at = perf_counter()
+        lines += self.own_lines()
+        connection = self.connection
+        self._end(outcome)
+        connection.reply(status, lines, body)
+
+    def fail(self, error: LayaError, outcome: str | None = None) -> None:
+        """An error before anything was sent: its status and body are the answer."""
+        lines = JSON_LINE + b"".join(b"%b: %b\r\n" % pair for pair in error.hint_headers())
+        self.answer(error.status, lines, encode_json(error.body()), outcome or outcome_of(error))
+
+    def own_lines(self) -> bytes:
+        """x-request-id, route and backend, and what the client asked for."""
+        lines = b"x-request-id: " + self.request_id + b"\r\n"
+        if self.route:
+            lines += b"x-laya-route: " + header_value(self.route) + b"\r\n"
+        if self.backend:
+            lines += b"x-laya-backend: " + header_value(self.backend) + b"\r\n"
+        return lines + self._asked_lines() if self.plan.asks else lines
+
+    def _asked_lines(self) -> bytes:
+        """What is sent only to those who ask: stage times, permission for a page's origin."""
+        fields = self.request.fields
+        lines = b""
+        if b"x-laya-timing" in fields:
+            lines += b"server-timing: " + self._server_timing() + b"\r\n"
+        if b"origin" in fields:
+            lines += b"".join(b"%b: %b\r\n" % pair for pair in self.gateway.access.cors_headers(fields[b"origin"]))
+        return lines
+
+    def _server_timing(self) -> bytes:
+        return b"total;dur=%.3f" % ((perf_counter() - self.began) * 1000)
+
+    def _end(self, outcome: str) -> None:
+        """The one place where an exchange ends."""
+        if self.state is DONE:  # `move`, spelled out: every request passes here
+            raise RuntimeError("an exchange ended twice")
+        self.state = DONE
+        self.gateway.finished(self, outcome)
+
+    def _cut_off(self, error: LayaError) -> None:
+        """The answer was begun and cannot be finished: say so where the form allows it, and never end it cleanly."""
+        connection = self.connection
+        last = self._error_frame(error)
+        self._end(outcome_of(error))
+        connection.break_off(last)
+
+    def _error_frame(self, error: LayaError) -> bytes:
+        """The error in the form of the begun answer; b"" where there is none."""
+        return b""
+
+    def _release(self) -> None:
+        """Give back what a backend or engine holds for this exchange."""
+
+
+def outcome_of(error: LayaError) -> str:
+    """The metric's outcome for an error of ours."""
+    if error.code == "engine_error":
+        return "engine_error"
+    if error.status in (429, 503):
+        return "refused"
+    return "client_error" if error.status < 500 else "upstream_error"
+
+
+@lru_cache(1024)  # names of routes and backends: those of the configuration
+def header_value(text: str) -> bytes:
+    """A name as a header value: what is not visible ASCII is percent-encoded."""
+    if text.isascii() and text.isprintable():
+        return text.encode()
+    return b"".join(b"%c" % byte if 0x21 <= byte <= 0x7E else b"%%%02X" % byte for byte in text.encode("utf-8", "replace"))

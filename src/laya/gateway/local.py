@@ -1,0 +1,185 @@
+"""An exchange that is answered by an in-process engine.
+
+In: a `GenerationRequest` from an API's translator. Out: the engine's events, through the API's writer, as JSON or SSE. Loop
+thread only; the engine's own thread never calls here.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Protocol
+
+import msgspec
+
+from laya.errors import LayaError
+from laya.gateway.exchange import DONE, JSON_LINE, STREAMING, WAITING, Exchange
+from laya.schema.generation import Delta, Finished, GenerationRequest, Queued, Started
+
+SSE_LINES = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+# Something is sent this often while a stream waits: under every idle limit seen in clients and proxies (15 s and up).
+KEEP_ALIVE_S = 5.0
+
+
+class Writer(Protocol):
+    """An API's answer under construction: frames of a stream, or the one body."""
+
+    stream: bool
+
+    def head(self) -> bytes: ...
+
+    def started(self, event: Started, first: int = 0) -> bytes:
+        """`first` is the number of the first choice of this prompt."""
+
+    def delta(self, event: Delta) -> bytes:
+        """Frames for the stream; for a plain answer the text is kept and b"" returned."""
+
+    def end(self, event: Finished) -> bytes:
+        """The last frames of the stream, or the whole plain body."""
+
+    def error(self, error: LayaError) -> bytes: ...
+
+    def keep_alive(self) -> bytes: ...
+
+
+class LocalExchange(Exchange):
+    writer: Writer | None = None
+    _last_sent = 0.0
+    _last_delta = 0.0
+
+    def __init__(self, gateway, connection, request, body, plan, route, engine_name) -> None:
+        super().__init__(gateway, connection, request, body, plan)
+        self.route = route.name
+        self.backend = engine_name
+        self.engine = gateway.engines[engine_name]
+        self._parts: list[Part] = []
+        self._open = 0  # parts that have not finished
+        self._usage = Finished(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
+
+    def begin(self, generations: list[GenerationRequest], writer: Writer) -> None:
+        """Offer every prompt of the request to the engine."""
+        if self.state is DONE:
+            return  # the client left while the body was read in a worker
+        self.gateway.telemetry.stages["route"].observe(perf_counter() - self.began)
+        self.writer = writer
+        self.move(WAITING)
+        self._open = len(generations)
+        try:
+            for i, generation in enumerate(generations):
+                part = Part(self, i * generation.sampling.n)
+                self._parts.append(part)
+                part.handle = self.engine.submit(generation, part)
+        except LayaError as error:
+            self.on_failed(error)
+
+    # -- the engine's events, through the parts -------------------------------------------------------------------------------
+
+    def on_queued(self) -> None:
+        if self.writer.stream and self.state is WAITING:
+            self.move(STREAMING)
+            self.status = 200
+            self.connection.start(200, SSE_LINES + self.own_lines(), self.writer.head())
+            self._last_sent = perf_counter()
+
+    def on_started(self, event: Started, first: int) -> None:
+        self._write(self.writer.started(event, first))
+
+    def on_delta(self, event: Delta) -> None:
+        now = perf_counter()
+        telemetry = self.gateway.telemetry
+        if not self.first_at:
+            self.first_at = now
+            telemetry.ttft.observe(now - self.began)
+        else:
+            telemetry.inter_token.observe(now - self._last_delta)
+        self._last_delta = now
+        self._write(self.writer.delta(event))
+
+    def on_finished(self, event: Finished) -> None:
+        stages = self.gateway.telemetry.stages
+        stages["queue"].observe(event.queue_s)
+        stages["prefill"].observe(event.prefill_s)
+        stages["decode"].observe(event.decode_s)
+        usage = self._usage = Finished(
+            prompt_tokens=self._usage.prompt_tokens + event.prompt_tokens,
+            cached_tokens=self._usage.cached_tokens + event.cached_tokens,
+            completion_tokens=self._usage.completion_tokens + event.completion_tokens,
+        )
+        self._open -= 1
+        if self._open:
+            return
+        self.tokens = (usage.prompt_tokens, usage.completion_tokens)
+        begun = perf_counter()
+        last = self.writer.end(usage)
+        stages["serialise"].observe(perf_counter() - begun)
+        if self.state is STREAMING:
+            connection = self.connection
+            if connection.write(last):
+                self._end("ok")
+                connection.finish()
+        else:
+            self.answer(200, JSON_LINE, last, "ok")
+
+    def on_failed(self, error: LayaError) -> None:
+        """One part failed: the others are of no use without it."""
+        self._release()
+        if self.state is STREAMING:
+            self._cut_off(error)
+        else:
+            self.fail(error)
+
+    def _error_frame(self, error: LayaError) -> bytes:
+        return self.writer.error(error)
+
+    # -- the connection's calls -----------------------------------------------------------------------------------------------
+
+    def on_tick(self, now: float) -> None:
+        if self.state is STREAMING and perf_counter() - self._last_sent > KEEP_ALIVE_S:
+            self._write(self.writer.keep_alive())
+
+    def _write(self, data: bytes) -> None:
+        if data and self.state is STREAMING:
+            self._last_sent = perf_counter()
+            self.connection.write(data)
+
+    def _release(self) -> None:
+        for part in self._parts:
+            part.cancel()
+
+
+class Part:
+    """One prompt of the request: listens to its generation and shifts its choice numbers into the request's."""
+
+    __slots__ = ("exchange", "first", "handle", "closed")
+
+    def __init__(self, exchange: LocalExchange, first: int) -> None:
+        self.exchange = exchange
+        self.first = first
+        self.handle = None
+        self.closed = False
+
+    def cancel(self) -> None:
+        if not self.closed and self.handle is not None:
+            self.handle.cancel()
+        self.closed = True
+
+    def on_queued(self, event: Queued) -> None:
+        if not self.closed:
+            self.exchange.on_queued()
+
+    def on_started(self, event: Started) -> None:
+        if not self.closed:
+            self.exchange.on_started(event, self.first)
+
+    def on_delta(self, event: Delta) -> None:
+        if not self.closed:
+            self.exchange.on_delta(msgspec.structs.replace(event, index=event.index + self.first) if self.first else event)
+
+    def on_finished(self, event: Finished) -> None:
+        if not self.closed:
+            self.closed = True
+            self.exchange.on_finished(event)
+
+    def on_failed(self, error: LayaError) -> None:
+        if not self.closed:
+            self.closed = True
+            self.exchange.on_failed(error)

@@ -1,0 +1,53 @@
+"""`GET /v1/models` and `/v1/models/{id}`: every routable name, in the form of both OpenAI's and System One's SDKs.
+
+In: the route table and the engines' cards. Out: JSON. Pure; loop thread.
+"""
+
+from __future__ import annotations
+
+import time
+from urllib.parse import unquote_to_bytes
+
+from laya.errors import ModelNotFound
+from laya.routing.table import RouteTable
+
+
+class ModelList:
+    def __init__(self, table: RouteTable, engines: dict) -> None:
+        self._table = table
+        self._engines = engines
+        self._created = int(time.time())
+
+    def all(self) -> dict:
+        data = [self._entry(name) for name in self._table.names()]
+        return {"object": "list", "data": data, "models": [_system_one(entry) for entry in data]}
+
+    def one(self, raw_id: bytes) -> dict:
+        """`raw_id` is the rest of the path, percent-encoded or not; ids may hold slashes. Raises ModelNotFound."""
+        name = unquote_to_bytes(raw_id).decode("utf-8", "replace")
+        if name not in self._table.names():
+            raise self.not_found(name)
+        return self._entry(name)
+
+    def not_found(self, name: str) -> ModelNotFound:
+        names = self._table.names()
+        known = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+        shown = name if len(name) <= 100 else name[:100] + "..."
+        return ModelNotFound(f"The model {shown!r} does not exist here. Known models: {known or 'none by name'}.", param="model")
+
+    def _entry(self, name: str) -> dict:
+        route = self._table.match(name)
+        targets = [target.backend for target in route.targets]
+        entry: dict = {"id": name, "object": "model", "created": self._created, "owned_by": "laya"}
+        windows = [self._engines[t].card.max_model_len for t in targets if t in self._engines and self._engines[t].card]
+        if windows:
+            entry["max_model_len"] = min(windows)
+        details = [self._engines[t].card.details for t in targets if t in self._engines and self._engines[t].card]
+        if details:
+            entry["details"] = details[0]
+        return entry
+
+
+def _system_one(entry: dict) -> dict:
+    date = time.strftime("%Y-%m-%d", time.gmtime(entry["created"]))
+    return {"name": entry["id"], "description": f"served by Laya as {entry['id']}", "release_date": date}

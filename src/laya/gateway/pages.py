@@ -1,0 +1,44 @@
+"""/health, /ready and /metrics. Pure; loop thread.
+
+In: functions that report each component's state. Out: status, content type and body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from laya.schema.codec import encode_json
+from laya.telemetry import Exposition
+
+JSON = b"application/json"
+
+
+class Pages:
+    """`components` gives for each component its state; the roles are ready when `ready()` says so."""
+
+    def __init__(
+        self, exposition: Exposition, *, ready: Callable[[], bool], healthy: Callable[[], bool], components: Callable[[], dict],
+        metrics_open: bool,
+    ) -> None:  # fmt: skip
+        self._exposition = exposition
+        self._ready = ready
+        self._healthy = healthy
+        self._components = components
+        self.open = frozenset({b"/health", b"/ready", b"/"} | ({b"/metrics"} if metrics_open else set()))
+
+    def has(self, path: bytes) -> bool:
+        return path in (b"/health", b"/ready", b"/metrics", b"/", b"/v1/models") or (
+            path.startswith(b"/v1/models/") and len(path) > len(b"/v1/models/")
+        )
+
+    def render(self, path: bytes) -> tuple[int, bytes, bytes]:
+        if path == b"/metrics":
+            return 200, self._exposition.content_type, self._exposition.render()
+        if path == b"/health":
+            healthy = self._healthy()
+            return (200 if healthy else 503), JSON, encode_json({"status": "ok" if healthy else "failed"})
+        if path == b"/ready":
+            ready = self._ready()
+            body = {"status": "ready" if ready else "not ready", "components": self._components()}
+            return (200 if ready else 503), JSON, encode_json(body)
+        return 200, JSON, encode_json({"name": "laya", "apis": "/v1", "health": "/health", "metrics": "/metrics"})

@@ -1,0 +1,82 @@
+"""What the gateway makes of a request head, once for each distinct head.
+
+In: a head whose bytes were seen before or not. Out: a `HeadPlan`, kept beside the parser's memo of that head: clients send the
+same head again and again, and every decision here depends on nothing else. Loop thread only.
+"""
+
+from __future__ import annotations
+
+from laya.errors import LayaError, MethodNotAllowed, NotFound
+from laya.gateway.access import Access
+from laya.gateway.pages import Pages
+
+# The APIs with a `model` in their body, by path.
+APIS = {
+    b"/v1/chat/completions": "chat",
+    b"/v1/completions": "completions",
+    b"/v1/responses": "responses",
+    b"/v1/messages": "messages",
+    b"/v1/messages/count_tokens": "messages",
+    b"/v1/embeddings": "embeddings",
+    b"/v1/rerank": "rerank",
+    b"/v1/score": "score",
+    b"/v1/moderations": "moderations",
+    b"/v1/systemone": "systemone",
+}
+ID_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
+MAX_ID_BYTES = 128
+
+
+class HeadPlan:
+    """`error` is set when the head alone shows that the request cannot be served; `api` is None for a page."""
+
+    __slots__ = ("owner", "error", "api", "path", "key", "coded", "asks", "request_id", "upstream_heads")
+
+    def __init__(self, owner: object, request, access: Access, pages: Pages) -> None:
+        fields = request.fields
+        self.owner = owner  # the gateway that made it: another one (after a reload) makes its own
+        self.path = request.path
+        self.api: str | None = None
+        self.key = None
+        self.coded = b"content-encoding" in fields
+        self.asks = b"x-laya-timing" in fields or b"origin" in fields
+        self.request_id = _sane_id(fields.get(b"x-request-id"))
+        self.upstream_heads: dict = {}  # backend -> the head sent there, but for the lines that change
+        self.error: LayaError | None = access.check_place(fields)
+        if self.error is None:
+            try:
+                self._find(request, pages)
+                if self.api is not None or (self.path not in pages.open and request.method != b"OPTIONS"):
+                    self.key = access.key_of(fields)
+            except LayaError as refused:
+                self.error = refused.with_traceback(None)  # it is kept: its frames must not be
+
+    def _find(self, request, pages: Pages) -> None:
+        """Which API or page the path means: as it stands, else with slashes tidied."""
+        for path in (request.path, _tidy(request.path)):
+            method = request.method
+            if path in APIS:
+                self.path = path
+                if method == b"POST":
+                    self.api = APIS[path]
+                elif method != b"OPTIONS":
+                    raise MethodNotAllowed("This path answers POST.")
+                return
+            if pages.has(path):
+                self.path = path
+                if method not in (b"GET", b"HEAD", b"OPTIONS"):
+                    raise MethodNotAllowed("This path answers GET.")
+                return
+        if request.method != b"OPTIONS":
+            raise NotFound(f"There is nothing at {request.path[:100].decode('latin-1')}.")
+
+
+def _sane_id(given: bytes | None) -> bytes | None:
+    return given if given and len(given) <= MAX_ID_BYTES and ID_BYTES.issuperset(given) else None
+
+
+def _tidy(path: bytes) -> bytes:
+    """Repeated and trailing slashes taken off: `//v1//models/` is /v1/models."""
+    while b"//" in path:
+        path = path.replace(b"//", b"/")
+    return path.rstrip(b"/") or b"/"

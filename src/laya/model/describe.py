@@ -1,0 +1,55 @@
+"""What a model will take, from its headers alone: the numbers of the memory plan. No torch here.
+
+In: a path. Out: a dict of plain ints and strings; nothing is loaded. Any thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from laya.model.formats import open_checkpoint
+from laya.model.formats.stored import Checkpoint
+from laya.model.holding import held_as, held_bytes, resolve_dtype
+from laya.model.tokenizer_source import read_source
+
+
+def describe(path: str, *, device: str = "cpu", dtype: str | None = None) -> dict[str, Any]:
+    """Shapes and sizes. Raises BrokenModel or UnsupportedModel as loading would.
+
+    Keys: architecture, quantization, dtype, layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context_length,
+    tied_embeddings, sliding_window (tokens or 0), window_layers (how many layers see only that much), kv_item_bytes (bytes of
+    one number in the KV cache), tensor_bytes (all weights as they will be held), parameters, chat_template (bool).
+    """
+    checkpoint = open_checkpoint(path)
+    spec = checkpoint.spec
+    resolved = resolve_dtype(checkpoint, device, dtype)
+    windows = [spec.window_of(layer) for layer in range(spec.layers)]
+    return {
+        "architecture": spec.architecture,
+        "quantization": checkpoint.quantization,
+        "dtype": resolved,
+        "layers": spec.layers,
+        "hidden": spec.hidden,
+        "intermediate": spec.intermediate,
+        "heads": spec.heads,
+        "kv_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "vocab": spec.vocab,
+        "context_length": spec.context_length,
+        "tied_embeddings": spec.tied_embeddings,
+        "sliding_window": spec.sliding_window or 0,
+        "window_layers": sum(window is not None for window in windows),
+        "kv_item_bytes": 4 if resolved == "float32" else 2,
+        "tensor_bytes": weight_bytes(checkpoint, device, resolved),
+        "parameters": sum(tensor.rows * tensor.columns for tensor in checkpoint.tensors.values()),
+        "chat_template": has_chat_template(checkpoint),
+    }
+
+
+def weight_bytes(checkpoint: Checkpoint, device: str, dtype: str) -> int:
+    """Every tensor as `load` will hold it; `dtype` a result of `resolve_dtype`."""
+    return sum(held_bytes(t, held_as(name, t, device, dtype)) for name, t in checkpoint.tensors.items())
+
+
+def has_chat_template(checkpoint: Checkpoint) -> bool:
+    return read_source(checkpoint.tokenizer).chat_template is not None

@@ -1,0 +1,112 @@
+"""Safetensors directories as Hugging Face lays them out: config.json, one or many .safetensors files. No torch here.
+
+In: a directory. Out: `Checkpoint` whose tensors are views of memory maps. Quantised ones are refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from laya.model.architectures import spec_from_hf
+from laya.model.formats.stored import Checkpoint, StoredTensor, collect, refuse_strangers
+from laya.model.spec import BrokenModel, UnsupportedModel
+
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+MAX_HEADER_BYTES = 100 << 20  # the format's own limit
+
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm.weight", "q": "self_attn.q_proj.weight", "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight", "o": "self_attn.o_proj.weight", "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias", "v_bias": "self_attn.v_proj.bias", "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight", "mlp_norm": "post_attention_layernorm.weight", "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight", "down": "mlp.down_proj.weight",
+}  # fmt: skip
+# Where a norm follows each part too, the name llama uses for the norm before the MLP means the one after attention.
+_FOUR_NORMS = {
+    "post_attn_norm": "post_attention_layernorm.weight", "mlp_norm": "pre_feedforward_layernorm.weight",
+    "post_mlp_norm": "post_feedforward_layernorm.weight",
+}  # fmt: skip
+_TOP_NAMES = {"embed": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "head": "lm_head.weight"}
+
+
+def open_safetensors(directory: str) -> Checkpoint:
+    """Read config.json and the headers. Raises BrokenModel or UnsupportedModel."""
+    config = _read_json(os.path.join(directory, "config.json"))
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unnamed")
+        raise UnsupportedModel(f"{directory}: quantisation {method!r} is not supported; known: none (BF16, F16, F32), or a GGUF")
+    spec = spec_from_hf(directory, config)
+    stored = _map_tensors(directory)
+    names = _LAYER_NAMES | _FOUR_NORMS if spec.post_norms else _LAYER_NAMES
+    less_one = spec.post_norms  # gemma: norms are stored as w - 1
+
+    def lookup(name: str) -> StoredTensor | None:
+        top = name in _TOP_NAMES
+        part = name if top else name.rsplit(".", 1)[-1]
+        file_name = _TOP_NAMES[name] if top else f"model.layers.{name.split('.')[1]}.{names[part]}"
+        if file_name not in stored:
+            return None
+        kind, shape, raw = stored[file_name]
+        return StoredTensor(file_name, kind, shape, raw, add=1.0 if less_one and part.endswith("norm") else 0.0)
+
+    found = collect(directory, spec, lookup, needs_interleaving=True)
+    of_layers = {name for name in stored if name.startswith("model.layers.") and not name.endswith("rotary_emb.inv_freq")}
+    refuse_strangers(directory, spec, of_layers, found)
+    kinds = Counter(kind for kind, _, _ in stored.values())
+    return Checkpoint(
+        path=directory, spec=spec, tensors=found,
+        quantization=" + ".join(kind for kind, _ in kinds.most_common()), tokenizer={"directory": directory},
+    )  # fmt: skip
+
+
+def _map_tensors(directory: str) -> dict[str, tuple[str, tuple[int, ...], np.ndarray]]:
+    """Tensor name -> (type, shape, raw uint8 rows) over every .safetensors file of the directory."""
+    files = sorted(name for name in os.listdir(directory) if name.endswith(".safetensors"))
+    if not files:
+        raise BrokenModel(f"{directory}: no .safetensors file")
+    found = {}
+    for file in files:
+        path = os.path.join(directory, file)
+        header, start = _read_header(path)
+        data = np.memmap(path, mode="r", dtype=np.uint8)
+        for name, entry in header.items():
+            if name != "__metadata__":
+                found[name] = _tensor(path, name, entry, data, start)
+    return found
+
+
+def _read_header(path: str) -> tuple[dict[str, Any], int]:
+    with open(path, "rb") as file:
+        prefix = file.read(8)
+        size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES + 1
+        if size > MAX_HEADER_BYTES:
+            raise BrokenModel(f"{path}: not a safetensors file")
+        try:
+            return json.loads(file.read(size)), 8 + size
+        except ValueError as error:
+            raise BrokenModel(f"{path}: the safetensors header is cut short or damaged") from error
+
+
+def _tensor(path: str, name: str, entry: dict[str, Any], data: np.ndarray, start: int) -> tuple[str, tuple[int, ...], np.ndarray]:
+    kind, shape = entry["dtype"], tuple(entry["shape"])
+    if kind not in ITEM_BYTES:
+        raise UnsupportedModel(f"{path}: tensor {name!r} is of type {kind}; known: {', '.join(ITEM_BYTES)}")
+    first, last = (start + offset for offset in entry["data_offsets"])
+    row_bytes = ITEM_BYTES[kind] * int(np.prod(shape[1:]))
+    if last > data.shape[0] or last - first != row_bytes * shape[0]:
+        raise BrokenModel(f"{path}: tensor {name!r} does not lie within the file")
+    return kind, shape, data[first:last].reshape(shape[0], row_bytes)
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except (OSError, ValueError) as error:
+        raise BrokenModel(f"{path}: cannot be read as JSON") from error

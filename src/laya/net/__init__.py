@@ -1,0 +1,1 @@
+"""The only room with transports: client connections, backend pools, listening, draining."""

@@ -1,0 +1,52 @@
+"""One coarse clock and one sweep for every deadline of the loop.
+
+In: connections register and set `deadline`. Out: `on_tick(now)` on each, four times a second. A timer per request would
+cost a microsecond or more each; a deadline is an attribute, and is met within a quarter of a second. Loop thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+TICK_S = 0.25  # how late a deadline may be seen
+NEVER = float("inf")
+
+
+class Ticking(Protocol):
+    def on_tick(self, now: float) -> None: ...
+
+
+class Clock:
+    """`now` is the loop's monotonic time of the last tick, good for deadlines but not for measuring."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_stall) -> None:
+        self.now = time.monotonic()
+        self._loop = loop
+        self._on_stall = on_stall
+        self._members: set[Ticking] = set()
+        self._due = self.now
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._due = time.monotonic() + TICK_S
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def add(self, member: Ticking) -> None:
+        self._members.add(member)
+
+    def discard(self, member: Ticking) -> None:
+        self._members.discard(member)
+
+    def _tick(self) -> None:
+        now = self.now = time.monotonic()
+        # libuv rounds timers to milliseconds: less than that late is not a stall.
+        self._on_stall(max(0.0, now - self._due - 0.001))
+        for member in tuple(self._members):
+            member.on_tick(now)
+        self.start()

@@ -1,0 +1,308 @@
+"""One client connection: bytes through `wire.inbound`, whole requests to the gateway, its answers back to the socket.
+
+In: the transport's callbacks. Out: `gateway.accept(connection, request, body)` for each request in order; the gateway's
+exchange answers through `reply`, or `start`/`write`/`finish`. It is told through `exchange.cancel()` when the client has
+gone. Loop thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from laya.errors import LayaError, RequestTimeout, Unavailable, by_status
+from laya.net.clock import NEVER
+from laya.net.flow import HIGH_WATER, MAX_UNSENT, READ_AHEAD
+from laya.schema.codec import encode_json
+from laya.wire.inbound import Inbound
+from laya.wire.messages import EOF, NEED_DATA, PAUSED, BodyData, EndOfBody, Request
+from laya.wire.reply import CONTINUE, LAST_CHUNK, chunk, response_start
+
+LINGER_S = 1.0  # how long input is thrown away after a refusal, so that the client can read the answer before a reset
+MIN_RATE = 16 * 1024  # bytes a second of a body after which its deadline moves on
+JOIN_BELOW = 16 * 1024  # a copy this small is cheaper than a second buffer in the write queue
+
+
+class ClientConnection(asyncio.Protocol):
+    """States: idle (`request` and `exchange` None), receiving (`request` set), busy (`exchange` set), closing."""
+
+    __slots__ = (
+        "server", "gateway", "transport", "inbound", "exchange", "request", "deadline", "closing", "paused", "peer", "_parts",
+        "_held", "_pumping", "_keep_alive", "_chunked", "_streaming", "_ahead", "_head_only", "_body_began",
+    )  # fmt: skip
+
+    def __init__(self, server) -> None:
+        self.server = server
+        self.gateway = server.gateway
+        self.transport: asyncio.Transport | None = None
+        self.inbound = Inbound(server.limits)
+        self.exchange = None
+        self.request: Request | None = None
+        self.deadline = NEVER
+        self.closing = False
+        self.paused = False
+        self.peer = ""
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._pumping = False
+        self._keep_alive = True
+        self._chunked = False
+        self._streaming = False
+        self._ahead = 0
+        self._body_began = 0.0
+        self._head_only = False
+
+    # -- transport callbacks ------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport) -> None:
+        self.transport = transport
+        server = self.server
+        server.connections.add(self)
+        transport.set_write_buffer_limits(high=HIGH_WATER)
+        name = transport.get_extra_info("peername")
+        self.peer = name[0] if isinstance(name, tuple) else "unix"
+        self.deadline = server.clock.now + server.settings.header_timeout_s
+        server.clock.add(self)
+        if len(server.connections) > server.settings.max_connections:
+            self.refuse(Unavailable("too many connections", retry_after=1))
+
+    def data_received(self, data: bytes) -> None:
+        if self.closing:
+            return
+        self.inbound.receive(data)
+        if self.exchange is not None:
+            self._read_ahead(len(data))
+        elif not self._pumping:
+            self._pump()
+
+    def _read_ahead(self, count: int) -> None:
+        """Requests pipelined behind the one under way. Reading never pauses, so that the client's leaving is always seen."""
+        self._ahead += count
+        if self._ahead > READ_AHEAD or not self.server.ledger.take(count):
+            self._ahead -= count
+            self._leave()
+            self.transport.abort()
+
+    def eof_received(self) -> bool:
+        """The client sends nothing more: whatever it waits for is not wanted any more."""
+        self._leave()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
+        self.closing = True
+        self.server.connections.discard(self)
+        self.server.clock.discard(self)
+        self._release_body()
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        if self.exchange is not None:
+            self.exchange.on_writable()
+
+    def on_tick(self, now: float) -> None:
+        if now > self.deadline:
+            self._expire()
+        elif self.exchange is not None:
+            self.exchange.on_tick(now)
+
+    # -- input --------------------------------------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        """Hand out what the parser has until it needs more bytes or an exchange is under way."""
+        self._pumping = True
+        inbound = self.inbound
+        try:
+            while not self.closing:
+                if self.exchange is not None:
+                    return
+                event = inbound.next_event()
+                kind = type(event)
+                if kind is Request:
+                    self._on_request(event)
+                elif event is NEED_DATA or event is PAUSED:
+                    if self.request is None and not inbound.at_boundary and self.deadline == NEVER:
+                        self.deadline = self.server.clock.now + self.server.settings.header_timeout_s
+                    return
+                elif kind is BodyData:
+                    self._on_body(event.data)
+                elif kind is EndOfBody:
+                    self._on_whole_body()
+                elif event is EOF:
+                    return
+                else:
+                    self.refuse(by_status(event.status, event.message))
+        finally:
+            self._pumping = False
+
+    def _on_request(self, request: Request) -> None:
+        self._keep_alive = request.keep_alive
+        self._head_only = request.method == b"HEAD"
+        body = request.body
+        if body is not None:
+            if body:
+                if not self.server.ledger.take(len(body)):
+                    return self.refuse(Unavailable("too much data is held in memory just now"))
+                self._held = len(body)
+            self.deadline = NEVER
+            self._chunked = not request.http10
+            self.gateway.accept(self, request, body)
+            return
+        self._chunked = not request.http10
+        refusal = self.gateway.precheck(self, request)
+        if refusal is not None:
+            return self.refuse(refusal)
+        self.request = request
+        self._body_deadline()
+        if request.expect_continue:
+            self.transport.write(CONTINUE)
+
+    def _on_body(self, data: bytes) -> None:
+        if not self.server.ledger.take(len(data)):
+            return self.refuse(Unavailable("too much data is held in memory just now"))
+        self._held += len(data)
+        self._parts.append(data)
+        self._body_deadline()
+
+    def _body_deadline(self) -> None:
+        """`body_timeout_s` in all, and more only as bytes come at MIN_RATE: one byte a minute does not hold a place."""
+        if not self._held:
+            self._body_began = self.server.clock.now
+        self.deadline = self._body_began + self.server.settings.body_timeout_s + self._held / MIN_RATE
+
+    def _on_whole_body(self) -> None:
+        parts, self._parts = self._parts, []
+        request, self.request = self.request, None
+        self.deadline = NEVER
+        self.gateway.accept(self, request, parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def _release_body(self) -> None:
+        held = self._held + self._ahead
+        if held:
+            self.server.ledger.give(held)
+            self._held = self._ahead = 0
+        self._parts = []
+
+    # -- the end of a connection --------------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.cancel()
+        self.request = None
+
+    def _expire(self) -> None:
+        if self.closing or self.exchange is not None:
+            self.deadline = NEVER
+            self._leave()
+            self.transport.abort()  # it does not read, or does not finish closing
+        elif self.request is None and self.inbound.at_boundary:
+            self.close()  # idle keep-alive
+        else:
+            what = "body" if self.request is not None else "head"
+            self.refuse(RequestTimeout(f"the request's {what} did not arrive in time"))
+
+    def close(self) -> None:
+        """Close when what was written has gone out; a peer that does not read is cut after the keep-alive time."""
+        if not self.closing:
+            self.closing = True
+            self.deadline = self.server.clock.now + self.server.settings.keepalive_timeout_s
+            self.transport.close()
+
+    def end_now(self) -> None:
+        """The drain limit has passed: an exchange ends with an error, then the connection closes."""
+        if self.exchange is not None:
+            self.exchange.shut_down(Unavailable("The server is shutting down."))
+        if not self.closing:
+            self.close()
+
+    def refuse(self, error: LayaError) -> None:
+        """Answer with the error and close, reading (and dropping) what still comes for a moment."""
+        self.gateway.count_refusal(error)
+        body = encode_json(error.body())
+        lines = b"content-type: application/json\r\n" + b"".join(b"%b: %b\r\n" % pair for pair in error.hint_headers())
+        self._write_reply(error.status, lines, body, close=True)
+        self.closing = True
+        self.request = None
+        self._release_body()
+        self.deadline = self.server.clock.now + LINGER_S
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    # -- output, for the exchange ---------------------------------------------------------------------------------------
+
+    def reply(self, status: int, lines: bytes, body: bytes) -> None:
+        """The whole answer; `lines` are rendered header lines. The exchange is over."""
+        self._write_reply(status, lines, body, close=not self._keep_alive or self.server.draining)
+        self._done()
+
+    def _write_reply(self, status: int, lines: bytes, body: bytes, *, close: bool) -> None:
+        head = response_start(status, lines, content_length=None if status == 204 else len(body), close=close)
+        if self._head_only:
+            body = b""
+        if len(body) < JOIN_BELOW:
+            self.transport.write(head + body)
+        else:
+            self.transport.writelines((head, body))
+
+    def start(self, status: int, lines: bytes, first: bytes = b"") -> None:
+        """Begin an answer of unknown length, with its first piece if there is one."""
+        self._streaming = True
+        close = not self._keep_alive or not self._chunked or self.server.draining
+        head = response_start(status, lines, chunked=self._chunked, close=close)
+        if close:
+            self._keep_alive = False
+        if self._head_only:
+            first = b""
+        self.transport.write(head + (chunk(first) if self._chunked and first else first))
+
+    def start_sized(self, status: int, lines: bytes, length: int) -> None:
+        """Begin an answer of known length; `write` then gives its bytes."""
+        close = not self._keep_alive or self.server.draining
+        if close:
+            self._keep_alive = False
+        self._chunked = False
+        self.transport.write(response_start(status, lines, content_length=length, close=close))
+
+    def write(self, data: bytes) -> bool:
+        """The next piece. False when the reader is so far behind that it was cut off."""
+        if self._head_only or not data:
+            return True
+        self.transport.write(chunk(data) if self._chunked else data)
+        if self.paused and self.transport.get_write_buffer_size() > MAX_UNSENT:
+            self._leave()
+            self.transport.abort()
+            return False
+        return True
+
+    def finish(self) -> None:
+        """The answer is whole. The exchange is over."""
+        if self._chunked and self._streaming and not self._head_only:
+            self.transport.write(LAST_CHUNK)
+        self._done()
+
+    def break_off(self, last: bytes = b"") -> None:
+        """End a begun answer so that nobody can take it for whole: `last` is written, no terminator, then close."""
+        if last:
+            self.transport.write(chunk(last) if self._chunked else last)
+        self.exchange = None
+        self._release_body()
+        if self._chunked or self._streaming:
+            self.close()
+        else:
+            self.transport.abort()
+
+    def _done(self) -> None:
+        self.exchange = None
+        self._streaming = False
+        self._release_body()
+        if not self._keep_alive or self.server.draining:
+            return self.close()
+        self.inbound.start_next()
+        self.deadline = self.server.clock.now + self.server.settings.keepalive_timeout_s
+        if self.inbound.buffered and not self._pumping:
+            self._pump()

@@ -1,0 +1,35 @@
+"""How much may be in memory: the account of all bodies and unsent output, and the marks of one connection.
+
+In: connections take bytes before they keep them. Out: False when the process-wide bound is reached (the caller answers 503).
+Loop thread only.
+"""
+
+from __future__ import annotations
+
+# Unsent output of one connection at which its source is paused. Two default socket buffers' worth: enough to keep a
+# fast reader busy, small enough that 4096 slow readers hold 256 MiB at most.
+HIGH_WATER = 64 * 1024
+# Bytes one client may send behind the request under way. Reading cannot pause for them: then nobody would see it leave.
+# Past the bound it is cut off; no known client pipelines even one request.
+READ_AHEAD = 1024 * 1024
+# Unsent text of one local stream (which cannot be paused token by token) before its reader is given up.
+MAX_UNSENT = 4 * 1024 * 1024
+
+
+class Ledger:
+    """Bytes held now against `limit`."""
+
+    __slots__ = ("limit", "held")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+
+    def take(self, count: int) -> bool:
+        if self.held + count > self.limit:
+            return False
+        self.held += count
+        return True
+
+    def give(self, count: int) -> None:
+        self.held -= count

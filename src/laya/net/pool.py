@@ -1,0 +1,199 @@
+"""The keep-alive connections to one backend, bounded; a call waits in line when all are busy.
+
+In: the gateway calls `submit`. Out: `Call`, which the exchange may cancel; events go to the call's listener. `inflight`
+counts calls that wait or run and is what the balancer reads. Loop thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections import deque
+from urllib.parse import urlsplit
+
+from laya.net.clock import Clock
+from laya.net.upstream import Call, Failure, UpstreamConnection
+from laya.wire.messages import Limits
+
+# Idle time after which we close first: below uvicorn's 5 s, the shortest default among common servers, so that the
+# race between our next request and their close stays rare.
+IDLE_S = 4.0
+# A call that finds no connection in this time is refused: longer waits help no client.
+QUEUE_S = 30.0
+
+
+class Address:
+    """Where a backend listens, and the path its API starts with."""
+
+    __slots__ = ("host", "port", "unix", "tls", "base", "authority")
+
+    def __init__(self, url: str, base: str | None = None) -> None:
+        if url.startswith("unix:"):
+            self.unix, self.host, self.port, self.tls = url[5:], "", 0, False
+            self.base, self.authority = (base or "").rstrip("/"), b"localhost"
+            return
+        parts = urlsplit(url)
+        self.unix = None
+        self.tls = parts.scheme == "https"
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if self.tls else 80)
+        self.base = (base if base is not None else parts.path).rstrip("/")
+        shown = f"[{self.host}]" if ":" in self.host else self.host
+        self.authority = (shown if parts.port is None else f"{shown}:{self.port}").encode("idna" if not shown.isascii() else "ascii")
+
+
+class Pool:
+    """Connections to one address. `settings` is the backend's configuration."""
+
+    def __init__(self, name: str, settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+        self.name = name
+        self.settings = settings
+        self.address = Address(settings.url, settings.base)
+        self.clock = clock
+        self.limits = Limits(max_body_bytes=1 << 62)  # a response may be of any length: it is not kept
+        self.inflight = 0
+        self._loop = loop
+        self._idle: list[UpstreamConnection] = []
+        self._open = 0
+        self._connecting = 0
+        self._waiting: deque[Call] = deque()
+        self._tasks: set[asyncio.Task] = set()
+        self.tls = ssl.create_default_context() if self.address.tls else None
+        clock.add(self)
+
+    # -- for the gateway --------------------------------------------------------------------------------------------------
+
+    def submit(self, listener, method: bytes, head: bytes, body: bytes, fresh_only: bool = False) -> Call:
+        """Send now on an idle connection, else when one is there. `fresh_only` avoids kept ones (after a stale one)."""
+        call = Call(self, listener, method, head, body, fresh_only)
+        self.inflight += 1
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if fresh_only:
+                connection.drop()  # its siblings are as old as the one that was found dead
+            elif not connection.gone and not connection.transport.is_closing():
+                connection.send(call)
+                return call
+        call.deadline = self.clock.now + QUEUE_S
+        self._waiting.append(call)
+        self._grow()
+        return call
+
+    def close(self) -> None:
+        """Close idle connections now; active ones end with their calls."""
+        self.clock.discard(self)
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.drop()
+        for task in self._tasks:
+            task.cancel()
+
+    def forget(self, call: Call) -> None:
+        """A waiting call was cancelled; it is skipped when its turn comes."""
+        self.inflight -= 1
+        try:
+            self._waiting.remove(call)
+        except ValueError:
+            pass  # it had already been taken out of the line
+
+    # -- for its connections ------------------------------------------------------------------------------------------------
+
+    def give_back(self, connection: UpstreamConnection) -> None:
+        self.inflight -= 1
+        call = self._next_call(reused=True)
+        if call is not None:
+            connection.send(call)
+            return
+        connection.deadline = self.clock.now + IDLE_S
+        self._idle.append(connection)
+
+    def lose(self, connection: UpstreamConnection, active: bool) -> None:
+        self._open -= 1
+        if active:
+            self.inflight -= 1
+        else:
+            try:
+                self._idle.remove(connection)
+            except ValueError:
+                pass  # it was between a finished response and the idle list
+        self._grow()
+
+    def on_tick(self, now: float) -> None:
+        while self._waiting and now > self._waiting[0].deadline:
+            self._fail(self._waiting.popleft(), Failure.BUSY, "no connection to the backend became free in time")
+
+    # -- growing ------------------------------------------------------------------------------------------------------------
+
+    def _next_call(self, *, reused: bool) -> Call | None:
+        waiting = self._waiting
+        for _ in range(len(waiting)):
+            call = waiting.popleft()
+            if reused and call.fresh_only:
+                waiting.append(call)
+                continue
+            return call
+        return None
+
+    def _grow(self) -> None:
+        """Open as many connections as there are calls in line, within the backend's bound."""
+        while self._connecting < len(self._waiting) and self._open + self._connecting < self.settings.max_inflight:
+            self._connecting += 1
+            task = self._loop.create_task(self._connect())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self) -> None:
+        error = ""
+        connection = None
+        try:
+            async with asyncio.timeout(self.settings.connect_timeout_s):
+                connection = await self._open_connection()
+        except TimeoutError:
+            error = "connecting timed out"
+        except (OSError, UnicodeError) as exc:
+            error = getattr(exc, "strerror", None) or type(exc).__name__
+        finally:
+            self._connecting -= 1
+        if connection is None:
+            # One attempt answers for one call: each caller decides alone where to go next.
+            call = self._next_call(reused=False)
+            if call is not None:
+                self._fail(call, Failure.CONNECT, f"cannot connect: {error}")
+            return
+        self._open += 1
+        call = self._next_call(reused=False)
+        if call is not None:
+            connection.send(call)
+        elif not connection.gone:
+            connection.deadline = self.clock.now + IDLE_S
+            self._idle.append(connection)
+
+    async def _open_connection(self) -> UpstreamConnection:
+        """Try each address of the name in turn, each for its share of the connect time-out."""
+        address = self.address
+        if address.unix is not None:
+            _, connection = await self._loop.create_unix_connection(lambda: UpstreamConnection(self), address.unix)
+            return connection
+        found = await self._loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        share = self.settings.connect_timeout_s / len(found)
+        failure: OSError = TimeoutError()
+        for *_, where in found:
+            try:
+                async with asyncio.timeout(share):
+                    _, connection = await self._loop.create_connection(
+                        lambda: UpstreamConnection(self), where[0], where[1], ssl=self.tls,
+                        server_hostname=address.host if self.tls else None,
+                    )  # fmt: skip
+                    return connection
+            except OSError as exc:
+                failure = exc
+        raise failure
+
+    def _fail(self, call: Call, failure: Failure, message: str) -> None:
+        call.done = True
+        self.inflight -= 1
+        call.listener.on_upstream_failure(failure, message)
+
+

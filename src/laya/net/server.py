@@ -1,0 +1,117 @@
+"""Listening, signals and the drain.
+
+In: settings and a gateway. Out: `ClientConnection`s; `run` returns when the process should end. Loop thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import ssl
+import stat
+
+from laya.errors import StartError
+from laya.net.clock import Clock
+from laya.net.connection import ClientConnection
+from laya.net.flow import Ledger
+from laya.wire.messages import Limits
+
+BACKLOG = 1024  # connections the kernel may hold while the loop is busy; Linux caps it at net.core.somaxconn
+
+
+class Server:
+    def __init__(self, settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.gateway = None  # set before `listen`
+        self.ledger = Ledger(settings.max_buffered_bytes)
+        self.limits = Limits(max_head_bytes=settings.max_head_bytes, max_body_bytes=settings.max_body_bytes)
+        self.connections: set[ClientConnection] = set()
+        self.draining = False
+        self.addresses: list[str] = []
+        self._loop = loop
+        self._listeners: list[asyncio.Server] = []
+        self._stopped = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def listen(self) -> None:
+        """Bind; raises StartError in one line."""
+        settings, loop = self.settings, self._loop
+        tls = _tls_context(settings.tls) if settings.tls.certificate else None
+        try:
+            listener = await loop.create_server(
+                lambda: ClientConnection(self), settings.host, settings.port, ssl=tls, backlog=BACKLOG, reuse_address=True
+            )
+        except (OSError, UnicodeError) as exc:
+            reason = getattr(exc, "strerror", None) or exc
+            raise StartError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
+        self._listeners.append(listener)
+        scheme = "https" if tls else "http"
+        for sock in listener.sockets:
+            host, port = sock.getsockname()[:2]
+            self.addresses.append(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+        if settings.unix_socket:
+            await self._listen_unix(settings.unix_socket)
+
+    async def _listen_unix(self, path: str) -> None:
+        try:
+            if stat.S_ISSOCK(os.stat(path).st_mode):
+                os.unlink(path)  # left by a process that was killed; a live one would hold the TCP port too
+        except FileNotFoundError:
+            pass
+        except OSError as exc:
+            raise StartError(f"cannot use the socket {path}: {exc.strerror}") from None
+        try:
+            listener = await self._loop.create_unix_server(lambda: ClientConnection(self), path, backlog=BACKLOG)
+        except OSError as exc:
+            raise StartError(f"cannot listen on {path}: {exc.strerror or exc}") from None
+        self._listeners.append(listener)
+        self.addresses.append(f"unix:{path}")
+
+    def stop(self) -> None:
+        """First call: drain. Second call: now."""
+        if self._stopped.is_set():
+            self._hurry.set()
+        self._stopped.set()
+
+    async def run(self) -> None:
+        """Serve until `stop`, then drain: no new connections, running requests finish within the limit."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self.stop)
+        await self._stopped.wait()
+        self.draining = True
+        for listener in self._listeners:
+            listener.close()
+        for connection in tuple(self.connections):
+            if connection.exchange is None and connection.request is None:
+                connection.close()
+        await self._drained(self.settings.drain_timeout_s)
+        for connection in tuple(self.connections):
+            connection.end_now()
+        await self._drained(1.0)  # what was written last gets a moment to go out
+        for connection in tuple(self.connections):
+            connection.transport.abort()
+        if self.settings.unix_socket:
+            try:
+                os.unlink(self.settings.unix_socket)
+            except FileNotFoundError:
+                pass
+
+    async def _drained(self, limit_s: float) -> None:
+        until = self._loop.time() + limit_s
+        while self.connections and self._loop.time() < until and not self._hurry.is_set():
+            try:
+                await asyncio.wait_for(self._hurry.wait(), 0.05)
+            except TimeoutError:
+                pass
+
+
+def _tls_context(tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(tls.certificate, tls.key)
+    except (OSError, ssl.SSLError) as exc:
+        raise StartError(f"server.tls: cannot use {tls.certificate} with {tls.key}: {exc.strerror or exc}") from None
+    return context

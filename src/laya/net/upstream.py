@@ -1,0 +1,236 @@
+"""One connection to a backend: a request out, a response in, then back to its pool.
+
+In: `Pool` hands it a `Call`. Out: the call's listener (the gateway's exchange) hears of head, body, end or failure. Loop
+thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from typing import Protocol
+
+from laya.net.clock import NEVER
+from laya.net.flow import HIGH_WATER
+from laya.wire.messages import NEED_DATA, BodyData, EndOfBody, Response
+from laya.wire.outbound import Outbound
+
+
+class Failure(enum.Enum):
+    """Why a call ended without a whole response; what may be tried next depends on it (`gateway.dispatch`)."""
+
+    CONNECT = "connect"  # refused, timed out, no such name: nothing was sent
+    STALE = "stale"  # a reused connection died before any response byte
+    RESET = "reset"  # a fresh connection died before any response byte
+    FIRST_BYTE = "first_byte_timeout"
+    IDLE = "idle_timeout"  # silence inside a response
+    BROKEN = "broken"  # cut or malformed inside a response
+    BUSY = "busy"  # no connection became free in time
+
+
+class UpstreamListener(Protocol):
+    """on_upstream_head, on_upstream_data*, on_upstream_end; or at any time on_upstream_failure, which is the last.
+
+    When the whole response arrives together, `on_upstream_head` is the only call and `response.body` is set.
+    """
+
+    def on_upstream_head(self, response: Response) -> None: ...
+
+    def on_upstream_data(self, data: bytes) -> None: ...
+
+    def on_upstream_end(self) -> None: ...
+
+    def on_upstream_failure(self, failure: Failure, message: str) -> None: ...
+
+
+class Call:
+    """One request on its way through a pool. `cancel` is idempotent and closes a connection that carries it."""
+
+    __slots__ = ("pool", "listener", "method", "head", "body", "connection", "deadline", "fresh_only", "done", "task")
+
+    def __init__(self, pool, listener: UpstreamListener, method: bytes, head: bytes, body: bytes, fresh_only: bool) -> None:
+        self.pool = pool
+        self.listener = listener
+        self.method = method
+        self.head = head
+        self.body = body
+        self.fresh_only = fresh_only
+        self.connection: UpstreamConnection | None = None
+        self.deadline = NEVER  # while it waits for a connection
+        self.done = False
+        self.task: asyncio.Task | None = None
+
+    def cancel(self) -> None:
+        if not self.done:
+            self.done = True
+            if self.connection is not None:
+                self.connection.drop()
+            else:
+                self.pool.forget(self)
+
+    def pause(self) -> None:
+        if self.connection is not None:
+            self.connection.pause()
+
+    def resume(self) -> None:
+        if self.connection is not None:
+            self.connection.resume()
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """States: idle (`call` None, in the pool), active (`call` set), gone."""
+
+    __slots__ = ("pool", "transport", "outbound", "call", "deadline", "reused", "gone", "_paused")
+
+    def __init__(self, pool) -> None:
+        self.pool = pool
+        self.transport: asyncio.Transport | None = None
+        self.outbound = Outbound(pool.limits)
+        self.call: Call | None = None
+        self.deadline = NEVER
+        self.reused = False
+        self.gone = False
+        self._paused = False
+
+    # -- for the pool and the call --------------------------------------------------------------------------------------
+
+    def send(self, call: Call) -> None:
+        self.call = call
+        call.connection = self
+        self.outbound.expect(call.method)
+        self.deadline = self.pool.clock.now + self.pool.settings.first_byte_timeout_s
+        body = call.body
+        if not body:
+            self.transport.write(call.head)
+        elif len(body) < 16 * 1024:  # one small copy is cheaper than a second buffer
+            self.transport.write(call.head + body)
+        else:
+            self.transport.writelines((call.head, body))
+
+    def drop(self) -> None:
+        """The client has gone: close at once, so that the backend stops working for nobody."""
+        self._detach()
+        self.transport.abort()
+
+    def pause(self) -> None:
+        if not self._paused and not self.gone:
+            self._paused = True
+            self.deadline = NEVER  # the silence is ours
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused and not self.gone:
+            self._paused = False
+            self.deadline = self.pool.clock.now + self.pool.settings.idle_timeout_s
+            self.transport.resume_reading()
+
+    # -- transport callbacks --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport) -> None:
+        self.transport = transport
+        transport.set_write_buffer_limits(high=HIGH_WATER)
+        self.pool.clock.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        call = self.call
+        if call is None:
+            # Bytes without a request: whatever they are, this connection cannot be trusted with the next one.
+            self._detach()
+            self.transport.abort()
+            return
+        self.outbound.receive(data)
+        self._advance(call)
+
+    def eof_received(self) -> bool:
+        call = self.call
+        if call is not None:
+            self.outbound.receive_eof()
+            self._advance(call)
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        call = self.call
+        self.pool.clock.discard(self)
+        if call is not None:
+            if exc is None:
+                self.outbound.receive_eof()
+                self._advance(call)
+            if self.call is not None:
+                self._fail(self._cut(), "the backend closed the connection" if exc is None else "the connection was reset")
+        self._detach()
+
+    def on_tick(self, now: float) -> None:
+        if now <= self.deadline:
+            return
+        if self.call is None:
+            self._detach()
+            self.transport.abort()  # idle long enough
+        elif self.outbound.started:
+            self._fail(Failure.IDLE, "the backend went silent inside its response")
+        else:
+            self._fail(Failure.FIRST_BYTE, "the backend did not answer in time")
+
+    # -- the response ---------------------------------------------------------------------------------------------------
+
+    def _advance(self, call: Call) -> None:
+        outbound = self.outbound
+        listener = call.listener
+        while self.call is call:
+            event = outbound.next_event()
+            kind = type(event)
+            if kind is Response:
+                if event.body is not None:
+                    self._finish()
+                    listener.on_upstream_head(event)
+                    return
+                listener.on_upstream_head(event)
+            elif kind is BodyData:
+                listener.on_upstream_data(event.data)
+            elif kind is EndOfBody:
+                self._finish()
+                listener.on_upstream_end()
+                return
+            elif event is NEED_DATA:
+                if not self._paused:
+                    settings = self.pool.settings
+                    if outbound.started:
+                        self.deadline = self.pool.clock.now + settings.idle_timeout_s
+                return
+            else:
+                self._fail(self._cut() if not outbound.started else Failure.BROKEN, event.message)
+
+    def _cut(self) -> Failure:
+        if self.outbound.started:
+            return Failure.BROKEN
+        return Failure.STALE if self.reused else Failure.RESET
+
+    def _finish(self) -> None:
+        """The response is whole: the connection may carry the next request."""
+        self.call.done = True
+        self.call = None
+        self.deadline = NEVER
+        self.reused = True
+        if self._paused:
+            self._paused = False
+            self.transport.resume_reading()
+        if self.outbound.reusable and not self.transport.is_closing():
+            self.pool.give_back(self)
+        else:
+            self._detach(active=True)
+            self.transport.close()
+
+    def _fail(self, failure: Failure, message: str) -> None:
+        call = self.call
+        call.done = True
+        self._detach()
+        self.transport.abort()
+        call.listener.on_upstream_failure(failure, message)
+
+    def _detach(self, active: bool = False) -> None:
+        """Leave the pool, once. `active`: a call was running here that `call` does not show any more."""
+        if not self.gone:
+            self.gone = True
+            active = active or self.call is not None
+            self.call = None
+            self.pool.clock.discard(self)
+            self.pool.lose(self, active)

@@ -1,0 +1,58 @@
+"""One bounded worker for what is too long for the loop: reading big bodies, unpacking, building big requests.
+
+In: `offload(work, done)` on the loop thread. Out: `done(result)` on the loop thread, in order; a LayaError raised by the
+work is its result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from laya.errors import InternalError, LayaError, Unavailable
+
+# Jobs that may wait. Each holds a body that the ledger has counted, so this bounds time rather than memory.
+MAX_JOBS = 256
+
+
+class Worker:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_fault: Callable[[BaseException], None]) -> None:
+        self._loop = loop
+        self._on_fault = on_fault
+        self._jobs: queue.Queue = queue.Queue(MAX_JOBS)
+        self._thread: threading.Thread | None = None
+
+    def offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """Raises Unavailable when too much waits already."""
+        if self._thread is None:  # most routers never see a big body
+            self._thread = threading.Thread(target=self._run, name="laya-worker", daemon=True)
+            self._thread.start()
+        try:
+            self._jobs.put_nowait((work, done))
+        except queue.Full:
+            raise Unavailable("Too many large requests are being read just now.") from None
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._jobs.put((None, None))
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while True:
+            work, done = self._jobs.get()
+            if work is None:
+                return
+            try:
+                result = work()
+            except LayaError as error:
+                result = error
+            except BaseException as fault:  # a fault of ours ends this request, not the worker
+                self._on_fault(fault)
+                result = InternalError("The server made a mistake; it is in its log.")
+            try:
+                self._loop.call_soon_threadsafe(done, result)
+            except RuntimeError:
+                return  # the loop is closed: the process is going down

@@ -1,0 +1,1 @@
+"""Model name -> route -> target. Pure decisions; no transports, no torch."""

@@ -1,0 +1,1 @@
+"""Request and response structs, and the codecs built from them once."""

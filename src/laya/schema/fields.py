@@ -1,0 +1,115 @@
+"""The few members of a body that decide where it goes, read without decoding the rest.
+
+In: a body of any API. Out: its members (values still raw) with `model` and `stream` read, or InvalidRequest. What is read
+here and what a backend reads must be the same value, so a body whose top level names `model` twice, in another case or
+with escaped letters is refused: parsers disagree on those.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from laya.errors import InvalidRequest
+from laya.schema.codec import decode_members
+
+# Above this many bytes reading belongs in a worker: msgspec skips about 1 GB/s, and the loop may stall for 2 ms at most.
+READ_ON_LOOP = 128 * 1024
+
+# Up to this many bytes one lower-case copy is cheaper than looking at the top level's keys one by one.
+SMALL = 2048
+
+_optional_str = msgspec.json.Decoder(str | None).decode
+_optional_bool = msgspec.json.Decoder(bool | None).decode
+
+
+class _Few(msgspec.Struct, gc=False):
+    model: str | None = None
+    stream: bool | None = None
+
+
+_decode_few = msgspec.json.Decoder(_Few).decode
+
+
+class RoutingFields:
+    """What routing needs of a body; the other members are decoded when somebody asks."""
+
+    __slots__ = ("model", "stream", "_body", "_members")
+
+    def __init__(self, model: str | None, stream: bool | None, body: bytes, members: dict[str, msgspec.Raw] | None) -> None:
+        self.model = model
+        self.stream = stream
+        self._body = body
+        self._members = members
+
+    @property
+    def members(self) -> dict[str, msgspec.Raw]:
+        """Each top-level key with its raw value."""
+        if self._members is None:
+            self._members = decode_members(self._body)
+        return self._members
+
+    def text(self, key: str) -> str | None:
+        """A member that must be a string where it is present."""
+        raw = self.members.get(key)
+        return None if raw is None else _value(_optional_str, raw, key)
+
+
+def read_routing(body: bytes) -> RoutingFields:
+    """Raises InvalidRequest for anything that is not one JSON object with sane routing members."""
+    if len(body) <= SMALL and body.lower().count(b'"model"') == 1 and b"\\u00" not in body:
+        try:  # one key of that name at the most, in whatever case, and none spelled with escapes
+            few = _decode_few(body)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
+            raise invalid_body(exc) from None
+        if few.model is not None:
+            return RoutingFields(few.model, few.stream, body, None)
+    return _read_members(body)
+
+
+def _read_members(body: bytes) -> RoutingFields:
+    try:
+        members = decode_members(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
+        raise invalid_body(exc) from None
+    for key in members:
+        if len(key) == 5 and key != "model" and key.lower() == "model":
+            raise InvalidRequest("The key `model` must be written in lower case.", param="model")
+    model = stream = None
+    raw = members.get("model")
+    if raw is not None:
+        if body.count(b'"model"') != 1 or b"\\u006" in body:
+            _refuse_ambiguous(body, members)
+        model = _value(_optional_str, raw, "model")
+    raw = members.get("stream")
+    if raw is not None:
+        stream = _value(_optional_bool, raw, "stream")
+    return RoutingFields(model, stream, body, members)
+
+
+def _value(decode, raw: msgspec.Raw, key: str):
+    try:
+        return decode(raw)
+    except msgspec.DecodeError as exc:
+        error = invalid_body(exc)
+        raise InvalidRequest(f"{error.message} (at `{key}`)", param=key) from None
+
+
+def _refuse_ambiguous(body: bytes, members: dict[str, msgspec.Raw]) -> None:
+    """Occurrences outside the kept values are the top level's own keys (and what a repeated key threw away)."""
+    values = [bytes(raw) for raw in members.values()]
+    if body.count(b'"model"') - sum(value.count(b'"model"') for value in values) != 1:
+        raise InvalidRequest("The key `model` must be given once, in plain letters.", param="model")
+    if body.count(b"\\u006") != sum(value.count(b"\\u006") for value in values):
+        raise InvalidRequest("Keys must not be spelled with escaped letters.", param="model")
+
+
+def invalid_body(exc: Exception) -> InvalidRequest:
+    """A decode error in words a client's author can use, with the member at fault as `param`."""
+    if isinstance(exc, RecursionError):
+        return InvalidRequest("The body is nested too deeply.")
+    text = str(exc)
+    if isinstance(exc, msgspec.ValidationError):
+        text, _, path = text.partition(" - at `")
+        param = path.rstrip("`").removeprefix("$").lstrip(".") or None
+        return InvalidRequest(f"{text}{f' (at `{param}`)' if param else ''}", param=param)
+    return InvalidRequest(f"The body is not valid JSON: {text}")

@@ -1,0 +1,104 @@
+"""The client's side: bytes of an upstream's connection in, responses out.
+
+`expect(method)` says that a request was written; the next response is its answer. Every refusal here is a 502. The fast
+parser is tried first, as in `inbound`. Loop thread.
+"""
+
+from __future__ import annotations
+
+from laya.wire import authority, fast, recall
+from laya.wire.chunked import Body, ChunkedBody
+from laya.wire.messages import EOF, NEED_DATA, Limits, Refusal, Response
+from laya.wire.parser import DONE, HEAD, REFUSED, Event, MessageParser
+from laya.wire.policy import Refused
+
+MAX_INFORMATIONAL = 16  # 1xx heads before one response; a server that sends more is stuck or hostile
+
+
+class Outbound(MessageParser):
+    """Parser of one upstream connection. `fast=False` leaves everything to h11."""
+
+    __slots__ = ("_method", "_head", "_keep_alive", "_informational", "started")
+
+    def __init__(self, limits: Limits, *, fast: bool = True) -> None:
+        super().__init__(limits, fast)
+        self._phase = DONE  # nothing is expected yet
+        self._method = b"GET"
+        self._head = b""  # of the response whose chunked body is under way: h11 wants it if it has to take over
+        self._keep_alive = True
+        self._informational = 0
+        self.started = False  # any byte of the current response was received
+
+    def expect(self, method: bytes) -> None:
+        """A request with `method` was written. Only on a fresh connection or when the last response has ended."""
+        if self._phase != DONE:
+            raise RuntimeError("expect while a response is being read")
+        self._phase = HEAD
+        self._method = method
+        self._informational = 0
+        self.started = bool(self._buffer)
+
+    def receive(self, data: bytes) -> None:
+        self.started = True
+        if self._phase != REFUSED:
+            self._buffer = self._buffer + data if self._buffer else data
+
+    @property
+    def reusable(self) -> bool:
+        """The last response has ended in a way that lets another request go out on this connection."""
+        return self._phase == DONE and self._keep_alive and not self._buffer and not self._eof
+
+    def _between(self) -> Event:
+        if self._buffer:
+            raise Refused(502, "the upstream sent bytes that no request asked for")
+        return EOF if self._eof else NEED_DATA
+
+    def _next_head(self) -> Event:
+        while True:
+            buffer = self._buffer
+            head_end = self._find_head() if buffer else -1
+            if head_end < 0:
+                if self._eof:
+                    raise Refused(502, "the upstream closed the connection before its response head was whole")
+                return NEED_DATA
+            start = head_end + 4
+            response = recall.read_response(buffer, head_end, self._limits, self._method) if self._fast else None
+            if response is not None:
+                return self._fast_response(response, buffer, start)
+            self._fast = False
+            response, body = authority.read_response(buffer[:start], self._limits, self._method)
+            if body is not None:
+                self._keep_alive = response.keep_alive and not body.ends_at_eof()
+                self._begin_body(response, body, buffer[start:])
+                return response
+            self._count_informational()
+            self._buffer = buffer[start:]
+
+    def _fast_response(self, response: Response, buffer: bytes, start: int) -> Response:
+        self._keep_alive = response.keep_alive
+        if response.body is None and response.chunked:
+            self._head = buffer[:start]
+            self._begin_body(response, ChunkedBody(self._hand_over), buffer[start:])
+            return response
+        length = response.content_length if response.body is None else 0
+        response.body = fast.cut_body(buffer, start, length)
+        if response.body is None:
+            self._begin_body(response, fast.LengthBody(length), buffer[start:])
+        else:
+            self._buffer = buffer[start + length :]
+            self._phase = DONE
+        return response
+
+    def _hand_over(self) -> Body:
+        """h11's reader for the body under way, at a chunk's border."""
+        self._fast = False
+        return authority.read_response(self._head, self._limits, self._method)[1]
+
+    def _count_informational(self) -> None:
+        self._informational += 1
+        if self._informational > MAX_INFORMATIONAL:
+            raise Refused(502, f"the upstream sent more than {MAX_INFORMATIONAL} informational responses")
+
+    def _refuse(self, refused: Refused) -> Refusal:
+        self._keep_alive = False
+        return super()._refuse(Refused(502, refused.message))

@@ -1,0 +1,90 @@
+"""Heads remembered whole: a client's or a backend's head is mostly the same bytes as its last one.
+
+In: a buffer that begins with a head. Out: a `Request` or `Response` equal to what `fast` makes of these bytes, or None (not
+mine). Content-Length changes from message to message, so its digits are cut out of the key and read anew. A hit is an equality
+of all other bytes, so it can prove nothing that parsing would not. The memo is part of `Limits`, because what is within them
+is part of the verdict. Loop thread.
+
+Heads hold credentials: they stay in this process's memory until the memo is full and emptied, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from laya.wire import fast
+from laya.wire.messages import Limits, Request, Response
+
+HEADS_KEPT = 512  # of each direction; emptied when full
+HEAD_BYTES_KEPT = 4096  # with the bound above: 2 MiB at most; SDK heads have below 1 KiB
+_LENGTH = b"ength: "
+_BEFORE_LENGTH = frozenset([b"\nContent-L", b"\ncontent-l"])
+
+
+def _key(buffer: bytes, head_end: int) -> tuple[bytes, bytes | None]:
+    """(the head without the digits of its length, those digits or None where no length line was found)."""
+    at = buffer.find(_LENGTH, 0, head_end)
+    if at < 0:
+        return buffer[:head_end], None
+    start = at + 7
+    stop = buffer.find(b"\r\n", start, head_end)
+    if stop < 0:
+        stop = head_end
+    return buffer[:start] + buffer[stop:head_end], buffer[start:stop]
+
+
+def _keeps(buffer: bytes, key: bytes, digits: bytes | None, fields: dict[bytes, bytes]) -> bool:
+    if len(key) > HEAD_BYTES_KEPT or not fast.PER_MESSAGE.isdisjoint(fields):
+        return False
+    if digits is None:
+        return b"content-length" not in fields  # spelled in a way that `_key` does not see
+    at = buffer.find(_LENGTH)
+    return buffer[at - 10 : at] in _BEFORE_LENGTH and fields.get(b"content-length") == digits
+
+
+def _remember(memo: dict, key: bytes, message) -> None:
+    if len(memo) >= HEADS_KEPT:
+        memo.clear()
+    memo[key] = message
+
+
+def read_request(buffer: bytes, head_end: int, limits: Limits) -> Request | None:
+    """As `fast.read_request`."""
+    key, digits = _key(buffer, head_end)
+    known = limits.request_heads.get(key)
+    if known is None:
+        request = fast.read_request(buffer, head_end, limits)
+        if request is not None and _keeps(buffer, key, digits, request.fields):
+            _remember(limits.request_heads, key, request.again(request.content_length, request.fields))
+        return request
+    if digits is None:
+        return known.again(None, known.fields)
+    try:
+        length = fast.plain_number(digits)
+    except fast.Odd:
+        return None
+    if length > limits.max_body_bytes:
+        return None
+    if digits == known.fields[b"content-length"]:  # not the number: a leading zero is forwarded as it came
+        return known.again(length, known.fields)
+    return known.again(length, {**known.fields, b"content-length": digits})
+
+
+def read_response(buffer: bytes, head_end: int, limits: Limits, method: bytes) -> Response | None:
+    """As `fast.read_response`."""
+    if method == b"HEAD":
+        return fast.read_response(buffer, head_end, limits, method)
+    key, digits = _key(buffer, head_end)
+    known = limits.response_heads.get(key)
+    if known is None:
+        response = fast.read_response(buffer, head_end, limits, method)
+        if response is not None and _keeps(buffer, key, digits, response.fields):
+            _remember(limits.response_heads, key, response.again(response.content_length, response.fields))
+        return response
+    if digits is None:
+        return known.again(None, known.fields)
+    try:
+        length = fast.plain_number(digits)
+    except fast.Odd:
+        return None
+    if digits == known.fields[b"content-length"]:  # not the number: a leading zero is forwarded as it came
+        return known.again(length, known.fields)
+    return known.again(length, {**known.fields, b"content-length": digits})
