@@ -91,7 +91,9 @@ def delta(text: str | None, finish: str | None = None, model: str = "scripted") 
     """One SSE frame of a chat stream, without chunk framing."""
     chunk = {
         "id": "chatcmpl-scripted", "object": "chat.completion.chunk", "created": 1, "model": model,
-        "choices": [{"index": 0, "delta": {} if text is None else {"content": text}, "logprobs": None, "finish_reason": finish}],
+        "choices": [
+            {"index": 0, "delta": {} if text is None else {"content": text}, "logprobs": None, "finish_reason": finish}
+        ],
     }  # fmt: skip
     return b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n"
 

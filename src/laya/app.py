@@ -74,7 +74,7 @@ async def _serve(config: Config, role: str, log: Log) -> int:
     server.gateway = Gateway(
         table=table, backends=backends, engines=engines,
         access=Access(config.auth, config.server.cors_origins, loopback=loopback), telemetry=telemetry, log=log,
-        offload=worker.offload, now=lambda: clock.now, default_model=table.default_model,
+        offload=worker.offload, now=lambda: clock.now,
         pages=Pages(
             Exposition(telemetry), ready=lambda: _ready(backends, engines, server), healthy=lambda: _healthy(backends, engines),
             components=components, metrics_open=loopback,
@@ -87,7 +87,7 @@ async def _serve(config: Config, role: str, log: Log) -> int:
     probe = HealthProbe(list(backends.values()))
     probe.start()
     if not loopback and not config.auth.keys:
-        log.event("warning", "open_to_all", text="listening beyond loopback without auth.keys: everybody who reaches it may use it")
+        log.event("warning", "open_to_all", text="no auth.keys off loopback: all who reach this address may use it")
     log.event("info", "listening", version=__version__, role=role, addresses=server.addresses,
               seconds=round(time.perf_counter() - began, 3))  # fmt: skip
     for engine in engines.values():
@@ -166,7 +166,9 @@ def _healthy(backends: dict[str, Backend], engines: dict) -> bool:
 def _components(table: RouteTable, backends: dict[str, Backend], engines: dict, server: Server):
     def components() -> dict:
         return {
-            "server": {"draining": server.draining, "connections": len(server.connections), "buffered_bytes": server.ledger.held},
+            "server": {
+                "draining": server.draining, "connections": len(server.connections), "buffered_bytes": server.ledger.held,
+            },
             "engines": {name: engine.status() for name, engine in engines.items()},
             "backends": {
                 name: {

@@ -58,6 +58,13 @@ def explain(name: str, tested: tuple[str, str], exc: BaseException, when: str = 
     )
 
 
+def unfit(exc: ImportError) -> DependencyError:
+    """A package imports, but lacks something that our own modules import from it."""
+    name = (exc.name or "").partition(".")[0]
+    known = {**ROUTER, **ENGINE}
+    return explain(name, known[name], exc) if name in known else DependencyError(f"an import fails: {exc}")
+
+
 def blame(exc: BaseException) -> DependencyError | None:
     """The package in whose code an exception arose, if it is one of ours to know; None when it is not."""
     known = {**ROUTER, **ENGINE}

@@ -43,8 +43,11 @@ def build_engines(
 
 
 def _build(name, settings, path, device, config, taken, post, on_failed, log) -> tuple[EngineBackend, int]:
-    from laya.model.describe import describe
-    from laya.model.load import load
+    try:
+        from laya.model.describe import describe
+        from laya.model.load import load
+    except ImportError as exc:  # a package of a version that lacks a name we need
+        raise dependencies.unfit(exc) from None
 
     description = describe(path, device=device)
     made = _plan(name, settings, description, device, config, taken, log)
@@ -94,11 +97,12 @@ def _choose(settings: InferenceConfig, log: Log) -> str:
             missing.append("the nano-vllm package (pip install 'laya-server[nano-vllm]')")
         if missing:
             raise StartError(
-                f"inference.engine: nano-vllm needs {' and '.join(missing)}; `engine: auto` would take the torch engine on {device}"
+                f"inference.engine: nano-vllm needs {' and '.join(missing)}; "
+                f"`engine: auto` would take the torch engine on {device}"
             )
         raise StartError("inference.engine: nano-vllm cannot be driven yet; `engine: auto` takes the torch engine")
     if settings.swap_space and device == "cpu":
-        log.event("warning", "setting_without_effect", text="inference.swap_space has no effect on the CPU: KV is in host memory")
+        log.event("warning", "no_effect", text="inference.swap_space does nothing on the CPU: KV is in host memory already")
     log.event("info", "engine_chosen", engine="torch", device=device, asked=settings.engine)
     return device
 

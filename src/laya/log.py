@@ -83,7 +83,7 @@ class _Forward(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        level = "debug" if record.levelno < 20 else "info" if record.levelno < 30 else "warning" if record.levelno < 40 else "error"
+        level = next((name for name, number in reversed(LEVELS.items()) if record.levelno >= number), "debug")
         fields = {"logger": record.name, "text": record.getMessage()}
         if record.exc_info and record.exc_info[0] is not None:
             places = traceback.extract_tb(record.exc_info[2])[-4:]

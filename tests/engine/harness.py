@@ -15,6 +15,11 @@ from laya.schema.generation import Delta, Finished, GenerationRequest, SamplingP
 from .fake_runner import FakeRunner, FakeTokenizer
 
 
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Token ids that differ between seeds; a shorter prompt of the same seed is a prefix of a longer one."""
+    return [1 + (seed * 7919 + i * 31) % 500 for i in range(length)]
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 1000.0
@@ -130,3 +135,5 @@ class Engine:
         assert self.runner.swapped_tickets == 0
         for client in self.clients:
             assert client.gone or isinstance(client.end, Finished | LayaError)
+            if client.ok:
+                assert client.end.cached_tokens == client.started.cached_tokens

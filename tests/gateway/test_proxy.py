@@ -9,6 +9,7 @@ import time
 
 import pytest
 import zstandard
+
 from raw import post, read_all, read_response, read_stream, read_until, unchunk
 from scripted_upstream import (
     DONE,
@@ -27,7 +28,6 @@ from scripted_upstream import (
     stream,
 )
 from server import running
-
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
 STREAM = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}).encode()

@@ -8,6 +8,7 @@ import pytest
 
 from laya.config import LOCAL, loads
 from laya.errors import ConfigError
+from laya.routing import table as table_module
 from laya.routing.table import MAX_NAME_CHARS, RouteTable
 
 CASE_34 = [("gpt-4o", "a"), ("gpt-4*", "b"), ("*", "c"), ("openai/*", "d"), ("openai/gpt-4o", "e")]
@@ -72,6 +73,16 @@ def test_a_very_long_name_is_nobodys_and_costs_nothing():
     assert compiled.match("x" * MAX_NAME_CHARS).name == "all"
     assert compiled.match("x" * 10_240) is None
     assert compiled.explain("x" * 10_240)["kind"] == "none"
+
+
+def test_names_that_clients_invent_are_remembered_within_a_bound(monkeypatch):
+    """(case 36)"""
+    monkeypatch.setattr(table_module, "_MET_NAMES", 8)
+    compiled = table(rules(("a*", "a"), ("b*", "b")))
+    for i in range(100):
+        assert routed(compiled, f"a{i}") == routed(compiled, f"a{i}") == "a" and routed(compiled, f"b{i}") == "b"
+        assert compiled.match(f"c{i}") is None
+        assert len(compiled._met) <= 8
 
 
 def test_an_empty_name_is_nobodys():

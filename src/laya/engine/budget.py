@@ -95,10 +95,11 @@ class Suggestion(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`device` and `host` are bytes by part; on a CPU both lie in host memory and share `device_limit`."""
+    """`device` and `host` are bytes by part; where they are `shared` (a CPU) both lie in host memory under one limit."""
 
     device: dict[str, int]
     host: dict[str, int]
+    shared: bool
     device_limit: int
     host_limit: int
     max_seq_len: int  # the window that is planned for
@@ -116,10 +117,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def table(self) -> str:
         """Lines for a person: each part, the sums and limits, the verdict, what would fit."""
-        lines = [f"  {'device' if parts is self.device else 'host':<7}{name:<12}{size / MIB:>10,.0f} MiB"
-                 for parts in (self.device, self.host) for name, size in parts.items()]  # fmt: skip
-        lines.append(f"  device total {self.device_total / MIB:>15,.0f} MiB of {self.device_limit / MIB:,.0f} MiB")
-        lines.append(f"  host total   {self.host_total / MIB:>15,.0f} MiB of {self.host_limit / MIB:,.0f} MiB")
+        lines = [f"  {name:<16}{size / MIB:>10,.0f} MiB" for name, size in (self.device | self.host).items()]
+        sums = [("device total", self.device_total, self.device_limit), ("host total", self.host_total, self.host_limit)]
+        if self.shared:
+            sums = [("total", self.device_total + self.host_total, self.device_limit)]
+        lines += [f"  {name:<16}{size / MIB:>10,.0f} MiB of {limit / MIB:,.0f} MiB" for name, size, limit in sums]
         verdict = "fits" if self.fits else "does not fit"
         lines.append(f"  window {self.max_seq_len} tokens, {self.num_blocks} KV blocks: {verdict}")
         return "\n".join(lines + [f"  would fit: {suggestion.text}" for suggestion in self.suggestions])
@@ -167,6 +169,7 @@ def _plan_window(shape: ModelShape, settings: PlanSettings, window: int) -> Plan
     return Plan(
         device=device,
         host=host,
+        shared=on_cpu,
         device_limit=device_limit,
         host_limit=host_limit,
         max_seq_len=window,

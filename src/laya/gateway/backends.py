@@ -51,6 +51,7 @@ class Backend:
 class Candidate:
     """A backend as one target of one route: with the name sent there and its share."""
 
+    engine = None
     __slots__ = ("backend_state", "model", "weight", "breaker", "lines")
 
     def __init__(self, route: str, backend: Backend, model: str | None, weight: float | None) -> None:
@@ -63,3 +64,20 @@ class Candidate:
     @property
     def load(self) -> int:
         return self.backend_state.pool.inflight
+
+
+class EngineCandidate:
+    """An engine of this process as one target of a route."""
+
+    __slots__ = ("name", "engine", "weight", "breaker")
+
+    def __init__(self, name: str, engine, weight: float) -> None:
+        self.name = name
+        self.engine = engine
+        self.weight = weight
+        self.breaker = Breaker()  # stays closed: a dead engine says so itself
+
+    @property
+    def load(self) -> int:
+        figures = self.engine.figures()
+        return figures.sequences_running + figures.sequences_waiting

@@ -57,7 +57,7 @@ class Exchange:
         self.request_id: bytes = plan.request_id or gateway.new_request_id()
         self.began = perf_counter()
 
-    # -- called by the connection -----------------------------------------------------------------------------------------
+    # -- called by the connection --------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
         """The client has gone."""
@@ -81,7 +81,7 @@ class Exchange:
     def on_tick(self, now: float) -> None:
         """Four times a second, for what must be sent while nothing happens."""
 
-    # -- for subclasses -----------------------------------------------------------------------------------------------------
+    # -- for subclasses ------------------------------------------------------------------------------------------------
 
     def move(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:

@@ -11,25 +11,21 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from laya.errors import InternalError, InvalidRequest, LayaError
+from laya.errors import InternalError, LayaError
 from laya.gateway.access import Access
-from laya.gateway.api import chat, completions
-from laya.gateway.backends import Backend, Candidate
+from laya.gateway.backends import Backend
 from laya.gateway.exchange import JSON_LINE, Exchange, outcome_of
 from laya.gateway.local import LocalExchange
 from laya.gateway.models import ModelList
 from laya.gateway.pages import Pages
 from laya.gateway.plan import HeadPlan
 from laya.gateway.proxy import ProxyExchange
+from laya.gateway.selection import Selection
 from laya.log import Log
-from laya.routing.balance import order
-from laya.routing.table import Route, RouteTable
+from laya.routing.table import RouteTable
 from laya.schema.codec import encode_json
-from laya.schema.fields import READ_ON_LOOP, RoutingFields, invalid_body, read_routing
+from laya.schema.fields import READ_ON_LOOP, RoutingFields, read_routing
 from laya.telemetry import Telemetry
-
-# What an in-process engine answers itself; the other APIs need a backend that has them.
-LOCAL_APIS: dict[str, Any] = {"chat": chat, "completions": completions}
 
 Offload = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
@@ -39,7 +35,7 @@ class Gateway:
 
     def __init__(
         self, *, table: RouteTable, backends: dict[str, Backend], engines: dict[str, Any], access: Access, telemetry: Telemetry,
-        log: Log, offload: Offload, now: Callable[[], float], default_model: str | None, pages: Pages,
+        log: Log, offload: Offload, now: Callable[[], float], pages: Pages,
     ) -> None:  # fmt: skip
         self.table = table
         self.backends = backends
@@ -49,14 +45,13 @@ class Gateway:
         self.log = log
         self.offload = offload
         self.now = now
-        self.default_model = default_model
         self.models = ModelList(table, engines)
+        self.selection = Selection(table, backends, engines, self.models, now)
         self.pages = pages
-        self._turn = itertools.count()
         self._run = b"req-" + os.urandom(6).hex().encode()
         self._count = itertools.count(1)
 
-    # -- the connection's calls -----------------------------------------------------------------------------------------------
+    # -- the connection's calls ----------------------------------------------------------------------------------------
 
     def precheck(self, connection, request) -> LayaError | None:
         """What can be said before the body is read: place, path, method, key."""
@@ -101,7 +96,7 @@ class Gateway:
             exchange = connection.exchange = Exchange(self, connection, request, body, plan)
         exchange.fail(error)
 
-    # -- finding the way ------------------------------------------------------------------------------------------------------
+    # -- finding the way -----------------------------------------------------------------------------------------------
 
     def _read_in_worker(self, connection, request, body: bytes, plan: HeadPlan) -> None:
         waiting = connection.exchange = Exchange(self, connection, request, body, plan)
@@ -124,74 +119,20 @@ class Gateway:
         self.offload(lambda: _unpack_and_read(body, encoding, limit), done)
 
     def _route(self, connection, request, body: bytes, plan: HeadPlan, fields: RoutingFields) -> None:
-        name = fields.model
-        if name is None:
-            name = self.default_model
-            if name is None:
-                raise InvalidRequest("`model` is required: there is no default model here.", param="model")
-        route = self.table.match(name)
-        if route is None:
-            raise self.models.not_found(name)
-        key = plan.key
-        if key is not None and key.routes is not None and route.name not in key.routes:
-            raise self.models.not_found(name)
-        candidates = route.state
-        if candidates is None:
-            candidates = route.state = self._candidates(route)
+        selection = self.selection
+        name, route = selection.route_of(fields.model, plan)
+        candidates = selection.choose(route, fields)
+        best = candidates[0]
         exchange: Any
-        if not candidates:
-            exchange = LocalExchange(self, connection, request, body, plan, route, route.targets[0].backend)
-            exchange.model = name
-            connection.exchange = exchange
-            self._start_local(exchange, connection)
-            return
-        if len(candidates) > 1:
-            candidates = order(route.policy, candidates, next(self._turn), self.now())
-        exchange = ProxyExchange(self, connection, request, body, plan, fields, route, candidates)
+        if best.engine is not None:
+            exchange = LocalExchange(self, connection, request, body, plan, route, best)
+        else:
+            exchange = ProxyExchange(self, connection, request, body, plan, fields, route, candidates)
         exchange.model = name
         connection.exchange = exchange
         exchange.start()
 
-    def _candidates(self, route: Route) -> list[Candidate]:
-        """The route's backends; none when an engine of this process serves it."""
-        if any(target.backend in self.engines for target in route.targets):
-            return []
-        return [
-            Candidate(route.name, self.backends[t.backend], t.model, t.weight)
-            for t in route.targets
-            if t.backend in self.backends
-        ]
-
-    def _start_local(self, exchange: LocalExchange, connection) -> None:
-        module = LOCAL_APIS.get(exchange.plan.api)
-        if module is None:
-            raise InvalidRequest(f"The model {exchange.model!r} does not offer this API.", param="model")
-        key = exchange.plan.key
-        client = key.name if key is not None else connection.peer
-        request_id = exchange.request_id.decode("latin-1")
-
-        def read() -> tuple:
-            try:
-                request = module.decode(exchange.body)
-            except (ValueError, RecursionError) as exc:  # msgspec's errors and UnicodeDecodeError are ValueErrors
-                raise invalid_body(exc) from None
-            return module.generations_of(request, request_id, client), request
-
-        def done(result) -> None:
-            if connection.exchange is not exchange:
-                return  # the client left meanwhile
-            if isinstance(result, LayaError):
-                exchange.fail(result)
-                return
-            generations, request = result
-            exchange.begin(generations, module.writer_of(request, exchange.model, len(generations)))
-
-        if len(exchange.body) > READ_ON_LOOP // 4:  # building every member costs several times what skipping them does
-            self.offload(read, done)
-        else:
-            done(read())
-
-    # -- pages ------------------------------------------------------------------------------------------------------------------
+    # -- pages ---------------------------------------------------------------------------------------------------------
 
     def _page(self, exchange: Exchange) -> None:
         request, path = exchange.request, exchange.plan.path
@@ -215,7 +156,7 @@ class Gateway:
             )
         return lines
 
-    # -- what exchanges report ----------------------------------------------------------------------------------------------------
+    # -- what exchanges report -----------------------------------------------------------------------------------------
 
     def finished(self, exchange: Exchange, outcome: str) -> None:
         """Once for each exchange: metrics and log."""

@@ -7,15 +7,19 @@ thread only; the engine's own thread never calls here.
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from laya.errors import LayaError
+from laya.errors import InvalidRequest, LayaError
+from laya.gateway.api import chat, completions
 from laya.gateway.exchange import DONE, JSON_LINE, STREAMING, WAITING, Exchange
+from laya.schema.fields import READ_ON_LOOP, invalid_body
 from laya.schema.generation import Delta, Finished, GenerationRequest, Queued, Started
 
 SSE_LINES = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+# What an in-process engine answers itself; the other APIs need a backend that has them.
+LOCAL_APIS: dict[str, Any] = {"chat": chat, "completions": completions}
 # Something is sent this often while a stream waits: under every idle limit seen in clients and proxies (15 s and up).
 KEEP_ALIVE_S = 5.0
 
@@ -46,19 +50,46 @@ class LocalExchange(Exchange):
     _last_sent = 0.0
     _last_delta = 0.0
 
-    def __init__(self, gateway, connection, request, body, plan, route, engine_name) -> None:
+    def __init__(self, gateway, connection, request, body, plan, route, candidate) -> None:
         super().__init__(gateway, connection, request, body, plan)
         self.route = route.name
-        self.backend = engine_name
-        self.engine = gateway.engines[engine_name]
+        self.backend = candidate.name
+        self.engine = candidate.engine
         self._parts: list[Part] = []
         self._open = 0  # parts that have not finished
         self._usage = Finished(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
 
-    def begin(self, generations: list[GenerationRequest], writer: Writer) -> None:
-        """Offer every prompt of the request to the engine."""
+    def start(self) -> None:
+        """Read the request in full, then offer it. Raises LayaError for what can be said at once."""
+        api = LOCAL_APIS.get(self.plan.api)
+        if api is None:
+            raise InvalidRequest(f"The model {self.model!r} does not offer this API.", param="model")
+        key = self.plan.key
+        client = key.name if key is not None else self.connection.peer
+        if len(self.body) > READ_ON_LOOP // 4:  # building every member costs several times what skipping them does
+            self.gateway.offload(lambda: self._read(api, client), lambda result: self._have_read(api, result))
+        else:
+            self._have_read(api, self._read(api, client))
+
+    def _read(self, api, client: str) -> tuple:
+        """Any thread: touches nothing that changes."""
+        try:
+            request = api.decode(self.body)
+        except (ValueError, RecursionError) as exc:  # msgspec's errors and UnicodeDecodeError are ValueErrors
+            raise invalid_body(exc) from None
+        return api.generations_of(request, self.request_id.decode("latin-1"), client), request
+
+    def _have_read(self, api, result) -> None:
         if self.state is DONE:
             return  # the client left while the body was read in a worker
+        if isinstance(result, LayaError):
+            self.fail(result)
+            return
+        generations, request = result
+        self.begin(generations, api.writer_of(request, self.model, len(generations)))
+
+    def begin(self, generations: list[GenerationRequest], writer: Writer) -> None:
+        """Offer every prompt of the request to the engine."""
         self.gateway.telemetry.stages["route"].observe(perf_counter() - self.began)
         self.writer = writer
         self.move(WAITING)
@@ -71,7 +102,7 @@ class LocalExchange(Exchange):
         except LayaError as error:
             self.on_failed(error)
 
-    # -- the engine's events, through the parts -------------------------------------------------------------------------------
+    # -- the engine's events, through the parts ------------------------------------------------------------------------
 
     def on_queued(self) -> None:
         if self.writer.stream and self.state is WAITING:
@@ -130,7 +161,7 @@ class LocalExchange(Exchange):
     def _error_frame(self, error: LayaError) -> bytes:
         return self.writer.error(error)
 
-    # -- the connection's calls -----------------------------------------------------------------------------------------------
+    # -- the connection's calls ----------------------------------------------------------------------------------------
 
     def on_tick(self, now: float) -> None:
         if self.state is STREAMING and perf_counter() - self._last_sent > KEEP_ALIVE_S:

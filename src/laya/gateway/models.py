@@ -33,11 +33,13 @@ class ModelList:
         names = self._table.names()
         known = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
         shown = name if len(name) <= 100 else name[:100] + "..."
-        return ModelNotFound(f"The model {shown!r} does not exist here. Known models: {known or 'none by name'}.", param="model")
+        known = known or "none by name"
+        return ModelNotFound(f"The model {shown!r} does not exist here. Known models: {known}.", param="model")
 
     def _entry(self, name: str) -> dict:
         route = self._table.match(name)
-        targets = [target.backend for target in route.targets]
+        groups = [route.targets, *(route.classify.groups if route.classify else ())]
+        targets = [target.backend for group in groups for target in group]
         entry: dict = {"id": name, "object": "model", "created": self._created, "owned_by": "laya"}
         windows = [self._engines[t].card.max_model_len for t in targets if t in self._engines and self._engines[t].card]
         if windows:

@@ -50,7 +50,7 @@ class ProxyExchange(Exchange):
         self._send(self.targets[0])
         self.gateway.telemetry.stages["route"].observe(self._sent_at - self.began)
 
-    # -- sending ------------------------------------------------------------------------------------------------------------
+    # -- sending -------------------------------------------------------------------------------------------------------
 
     def _send(self, target, fresh_only: bool = False) -> None:
         backend = target.backend_state
@@ -115,7 +115,7 @@ class ProxyExchange(Exchange):
         else:
             self.fail(error, "refused" if error.status == 503 else "upstream_error")
 
-    # -- the backend's answer -------------------------------------------------------------------------------------------------
+    # -- the backend's answer ------------------------------------------------------------------------------------------
 
     def on_upstream_head(self, response) -> None:
         status = response.status
@@ -212,7 +212,7 @@ class ProxyExchange(Exchange):
     def _error_frame(self, error: LayaError) -> bytes:
         return b"data: " + encode_json(error.body()) + b"\n\n" if self._sse else b""
 
-    # -- the connection's calls -----------------------------------------------------------------------------------------------
+    # -- the connection's calls ----------------------------------------------------------------------------------------
 
     def on_writable(self) -> None:
         if self._paused:

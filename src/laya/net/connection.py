@@ -51,7 +51,7 @@ class ClientConnection(asyncio.Protocol):
         self._body_began = 0.0
         self._head_only = False
 
-    # -- transport callbacks ------------------------------------------------------------------------------------------
+    # -- transport callbacks -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport) -> None:
         self.transport = transport
@@ -108,7 +108,7 @@ class ClientConnection(asyncio.Protocol):
         elif self.exchange is not None:
             self.exchange.on_tick(now)
 
-    # -- input --------------------------------------------------------------------------------------------------------
+    # -- input ---------------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         """Hand out what the parser has until it needs more bytes or an exchange is under way."""
@@ -185,7 +185,7 @@ class ClientConnection(asyncio.Protocol):
             self._held = self._ahead = 0
         self._parts = []
 
-    # -- the end of a connection --------------------------------------------------------------------------------------
+    # -- the end of a connection ---------------------------------------------------------------------------------------
 
     def _leave(self) -> None:
         exchange, self.exchange = self.exchange, None
@@ -233,7 +233,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             self.transport.close()
 
-    # -- output, for the exchange ---------------------------------------------------------------------------------------
+    # -- output, for the exchange --------------------------------------------------------------------------------------
 
     def reply(self, status: int, lines: bytes, body: bytes) -> None:
         """The whole answer; `lines` are rendered header lines. The exchange is over."""

@@ -40,7 +40,8 @@ class Address:
         self.port = parts.port or (443 if self.tls else 80)
         self.base = (base if base is not None else parts.path).rstrip("/")
         shown = f"[{self.host}]" if ":" in self.host else self.host
-        self.authority = (shown if parts.port is None else f"{shown}:{self.port}").encode("idna" if not shown.isascii() else "ascii")
+        authority = shown if parts.port is None else f"{shown}:{self.port}"
+        self.authority = authority.encode("ascii" if shown.isascii() else "idna")
 
 
 class Pool:
@@ -62,7 +63,7 @@ class Pool:
         self.tls = ssl.create_default_context() if self.address.tls else None
         clock.add(self)
 
-    # -- for the gateway --------------------------------------------------------------------------------------------------
+    # -- for the gateway -----------------------------------------------------------------------------------------------
 
     def submit(self, listener, method: bytes, head: bytes, body: bytes, fresh_only: bool = False) -> Call:
         """Send now on an idle connection, else when one is there. `fresh_only` avoids kept ones (after a stale one)."""
@@ -98,7 +99,7 @@ class Pool:
         except ValueError:
             pass  # it had already been taken out of the line
 
-    # -- for its connections ------------------------------------------------------------------------------------------------
+    # -- for its connections -------------------------------------------------------------------------------------------
 
     def give_back(self, connection: UpstreamConnection) -> None:
         self.inflight -= 1
@@ -124,7 +125,7 @@ class Pool:
         while self._waiting and now > self._waiting[0].deadline:
             self._fail(self._waiting.popleft(), Failure.BUSY, "no connection to the backend became free in time")
 
-    # -- growing ------------------------------------------------------------------------------------------------------------
+    # -- growing -------------------------------------------------------------------------------------------------------
 
     def _next_call(self, *, reused: bool) -> Call | None:
         waiting = self._waiting

@@ -92,7 +92,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.gone = False
         self._paused = False
 
-    # -- for the pool and the call --------------------------------------------------------------------------------------
+    # -- for the pool and the call -------------------------------------------------------------------------------------
 
     def send(self, call: Call) -> None:
         self.call = call
@@ -124,7 +124,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.deadline = self.pool.clock.now + self.pool.settings.idle_timeout_s
             self.transport.resume_reading()
 
-    # -- transport callbacks --------------------------------------------------------------------------------------------
+    # -- transport callbacks -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport) -> None:
         self.transport = transport
@@ -170,7 +170,7 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self._fail(Failure.FIRST_BYTE, "the backend did not answer in time")
 
-    # -- the response ---------------------------------------------------------------------------------------------------
+    # -- the response --------------------------------------------------------------------------------------------------
 
     def _advance(self, call: Call) -> None:
         outbound = self.outbound

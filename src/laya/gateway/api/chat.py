@@ -11,7 +11,10 @@ from laya.schema.generation import ChatPrompt, Delta, Finished, GenerationReques
 from laya.schema.openai import ChatRequest, Message, decode_chat
 
 name = "chat"
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool", "function": "tool"}
+# What clients call a role, and what chat templates know.
+ROLES = {
+    "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool", "function": "tool",
+}  # fmt: skip
 MAX_MESSAGES = 20_000  # far beyond any window; keeps the template's work bounded
 
 decode = decode_chat

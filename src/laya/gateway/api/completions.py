@@ -30,8 +30,9 @@ def generations_of(request: CompletionRequest, request_id: str, client: str) -> 
     sampling = sampling_of(
         request, max_tokens=limit, logprobs=request.logprobs, prompt_logprobs=request.logprobs if request.echo else None
     )
+    salt = request.cache_salt or ""
     return [
-        GenerationRequest(id=f"{request_id}-{i}", prompt=prompt, sampling=sampling, client=client, salt=request.cache_salt or "")
+        GenerationRequest(id=f"{request_id}-{i}", prompt=prompt, sampling=sampling, client=client, salt=salt)
         for i, prompt in enumerate(prompts_of(request.prompt))
     ]  # fmt: skip
 

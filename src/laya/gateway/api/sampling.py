@@ -52,7 +52,9 @@ def bias_of(bias: dict[str, float] | None) -> dict[int, float] | None:
     return result
 
 
-def sampling_of(request: Sampling, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None) -> SamplingParams:
+def sampling_of(
+    request: Sampling, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
+) -> SamplingParams:  # fmt: skip
     """`max_tokens` None means the room left; a `top_k` of -1 means off, as in vLLM."""
 
     def given(value, default):

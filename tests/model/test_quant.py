@@ -1,0 +1,95 @@
+"""Products with quantised matrices against the same matrix in float64."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from laya.model.formats.stored import StoredTensor
+from laya.model.quant import Int4Linear, Int8Linear, StackedLinear, build_linear, two_planes
+
+CPU = torch.device("cpu")
+ROWS, COLUMNS = 192, 256
+
+
+def stored(kind: str, rows: int = ROWS, seed: int = 0) -> StoredTensor:
+    values = np.random.default_rng(seed).standard_normal((rows, COLUMNS)).astype(np.float32)
+    raw = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
+    return StoredTensor("w", kind, (rows, COLUMNS), raw.view(np.uint8).reshape(rows, -1))
+
+
+def inputs(rows: int = 5) -> torch.Tensor:
+    return torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(1))
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((got.double() - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_int4_product_keeps_the_files_weights(kind, rows):
+    tensor = stored(kind)
+    linear = build_linear([tensor], ["int4"], CPU)
+    x = inputs(rows).bfloat16()
+    expected = x.double() @ torch.from_numpy(tensor.float32()).double().T
+    # bf16 keeps 8 bits of scale, zero and result: relative steps of 2**-9 each, adding up as squares.
+    assert isinstance(linear, Int4Linear) and relative_error(linear(x), expected) < 6e-3
+    assert linear.nbytes == ROWS * COLUMNS // 2 + ROWS * COLUMNS // 32 * 4
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("integers", [True, False])
+def test_int8_product_is_near_exact_in_its_activations(kind, integers):
+    tensor = stored(kind)
+    linear = build_linear([tensor], ["int8"], CPU)
+    linear._integers = integers and linear._integers
+    x = inputs()
+    held = linear.weight.double() * linear.scale.double().unsqueeze(1)
+    # Activations keep 15 bits of the row's peak; the sums themselves are exact integers.
+    assert isinstance(linear, Int8Linear) and relative_error(linear.float32(x), x.double() @ held.T) < 2e-4
+    # One step in 127 of each row's peak (about 3.5 sigma here) stands for its weights.
+    assert relative_error(held, torch.from_numpy(tensor.float32()).double()) < 0.01
+    assert relative_error(linear.rows(torch.tensor([3, 0])), held[[3, 0]]) < 1e-6
+
+
+def test_parts_are_fused_where_they_are_held_alike():
+    parts = [stored("Q4_1", 64, 1), stored("Q4_1", 32, 2), stored("Q8_0", 32, 3)]
+    x = inputs().bfloat16()
+    expected = torch.cat([x.double() @ torch.from_numpy(p.float32()).double().T for p in parts], dim=1)
+    fused = build_linear(parts[:2], ["int4", "int4"], CPU)
+    assert isinstance(fused, Int4Linear) and relative_error(fused(x), expected[:, :96]) < 6e-3
+    mixed = build_linear(parts, ["int4", "int4", "int8"], CPU)
+    assert isinstance(mixed, StackedLinear) and len(mixed.parts) == 2
+    assert relative_error(mixed(x), expected) < 1e-2 and mixed(x).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind, held", [("Q4_1", "int4"), ("Q8_0", "int8")])
+def test_a_row_does_not_depend_on_the_rows_beside_it(kind, held):
+    """Bit for bit: this is what makes a decode independent of its batch."""
+    linear = build_linear([stored(kind)], [held], CPU)
+    x = inputs(64).bfloat16()
+    together = linear.float32(x)
+    for rows in ([0], [3, 4], list(range(7)), list(range(20, 50))):
+        assert torch.equal(linear.float32(x[rows]), together[rows])
+
+
+def test_rows_that_are_not_finite_or_zero_stay_so_and_touch_no_others():
+    linear = build_linear([stored("Q8_0")], ["int8"], CPU)
+    x = inputs(4)
+    clean = linear.float32(x)
+    x[1, 7] = float("nan")
+    x[2, 9] = float("inf")
+    x[3] = 0
+    out = linear.float32(x)
+    assert torch.equal(out[0], clean[0]) and not out[3].any()
+    assert not torch.isfinite(out[1]).any() and not torch.isfinite(out[2]).any()
+
+
+def test_two_planes_rebuild_the_row():
+    x = inputs(3) * torch.tensor([[1e-8], [1.0], [1e6]])
+    planes, step = two_planes(x)
+    rebuilt = (planes[:3].double() * 128 + planes[3:].double()) * step.double()
+    assert ((rebuilt - x.double()).abs() / x.abs().amax(dim=1, keepdim=True)).max() < 0.51 / (127 * 128)
