@@ -96,7 +96,9 @@ def _from_gguf(source: TokenizerSource) -> ModelTokenizer:
     name = fields.get("tokenizer.ggml.pre")
     try:
         model = BPE({word: i for i, word in enumerate(words)}, merges, ignore_merges=name in WHOLE_WORDS_FIRST)
-    except Exception as error:  # the package raises a bare Exception
+    except (AttributeError, TypeError, ImportError):
+        raise  # the package is at fault, not the file
+    except Exception as error:  # what it raises for a bad file is a bare Exception
         raise BrokenModel(f"the tokenizer's vocabulary and merges do not agree: {error}") from error
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizer(name)
@@ -117,7 +119,9 @@ def _from_json(source: TokenizerSource) -> ModelTokenizer:
         text = file.read()
     try:
         tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # the package raises a bare Exception
+    except (AttributeError, TypeError, ImportError):
+        raise  # the package is at fault, not the file
+    except Exception as error:  # what it raises for a bad file is a bare Exception
         raise BrokenModel(f"{path}: cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
