@@ -47,6 +47,7 @@ class Writer(Protocol):
 
 class LocalExchange(Exchange):
     writer: Writer | None = None
+    _routed_s = 0.0
     _last_sent = 0.0
     _last_delta = 0.0
 
@@ -90,7 +91,8 @@ class LocalExchange(Exchange):
 
     def begin(self, generations: list[GenerationRequest], writer: Writer) -> None:
         """Offer every prompt of the request to the engine."""
-        self.gateway.telemetry.stages["route"].observe(perf_counter() - self.began)
+        self._routed_s = perf_counter() - self.began
+        self.gateway.telemetry.stages["route"].observe(self._routed_s)
         self.writer = writer
         self.move(WAITING)
         self._open = len(generations)
@@ -134,6 +136,9 @@ class LocalExchange(Exchange):
             prompt_tokens=self._usage.prompt_tokens + event.prompt_tokens,
             cached_tokens=self._usage.cached_tokens + event.cached_tokens,
             completion_tokens=self._usage.completion_tokens + event.completion_tokens,
+            queue_s=max(self._usage.queue_s, event.queue_s),
+            prefill_s=max(self._usage.prefill_s, event.prefill_s),
+            decode_s=max(self._usage.decode_s, event.decode_s),
         )
         self._open -= 1
         if self._open:
@@ -160,6 +165,13 @@ class LocalExchange(Exchange):
 
     def _error_frame(self, error: LayaError) -> bytes:
         return self.writer.error(error)
+
+    def stage_times(self) -> list[tuple[bytes, float]]:
+        usage = self._usage
+        times = [(b"route", self._routed_s)]
+        if usage.completion_tokens:
+            times += [(b"queue", usage.queue_s), (b"prefill", usage.prefill_s), (b"decode", usage.decode_s)]
+        return times
 
     # -- the connection's calls ----------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from time import perf_counter
 from laya.errors import BadUpstream, LayaError, Unavailable, UpstreamTimeout
 from laya.gateway.dispatch import RETRIABLE_STATUS, Attempts, Next, after_failure
 from laya.gateway.exchange import STREAMING, WAITING, Exchange
-from laya.schema.codec import encode_json
+from laya.schema.codec import encode_json, encode_members
 from laya.wire.reply import header_lines, open_request_head
 
 # Never forwarded upstream: what belongs to this hop, the client's credentials, our own controls.
@@ -85,7 +85,7 @@ class ProxyExchange(Exchange):
         name = target.model or (self.model if fields.model is None else None)
         if name is None or name == fields.model:
             return self.body
-        return encode_json({**fields.members, "model": name})
+        return encode_members({**fields.members, "model": name})
 
     def _next(self, failure: str, error: LayaError) -> None:
         """Retry as the table says, or end with `error`."""
@@ -146,6 +146,11 @@ class ProxyExchange(Exchange):
     def own_lines(self) -> bytes:
         lines = self._target.lines + b"x-request-id: " + self.request_id + b"\r\n"
         return lines + self._asked_lines() if self.plan.asks else lines
+
+    def stage_times(self) -> list[tuple[bytes, float]]:
+        if not self._sent_at:
+            return []
+        return [(b"route", self._sent_at - self.began), (b"upstream", perf_counter() - self._sent_at)]
 
     def _try_elsewhere(self, status: int) -> bool:
         untried = self._untried()

@@ -67,7 +67,7 @@ class Pool:
 
     def submit(self, listener, method: bytes, head: bytes, body: bytes, fresh_only: bool = False) -> Call:
         """Send now on an idle connection, else when one is there. `fresh_only` avoids kept ones (after a stale one)."""
-        call = Call(self, listener, method, head, body, fresh_only)
+        call = Call(self, listener, method, head, body)
         self.inflight += 1
         idle = self._idle
         while idle:
@@ -77,6 +77,7 @@ class Pool:
             elif not connection.gone and not connection.transport.is_closing():
                 connection.send(call)
                 return call
+        call.fresh_only = fresh_only
         call.deadline = self.clock.now + QUEUE_S
         self._waiting.append(call)
         self._grow()
@@ -129,6 +130,8 @@ class Pool:
 
     def _next_call(self, *, reused: bool) -> Call | None:
         waiting = self._waiting
+        if not waiting:
+            return None
         for _ in range(len(waiting)):
             call = waiting.popleft()
             if reused and call.fresh_only:

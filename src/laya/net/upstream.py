@@ -44,21 +44,22 @@ class UpstreamListener(Protocol):
 
 
 class Call:
-    """One request on its way through a pool. `cancel` is idempotent and closes a connection that carries it."""
+    """One request on its way through a pool. `cancel` is idempotent and closes a connection that carries it.
 
-    __slots__ = ("pool", "listener", "method", "head", "body", "connection", "deadline", "fresh_only", "done", "task")
+    Defaults stand on the class: a call is made for each request, and most never wait.
+    """
 
-    def __init__(self, pool, listener: UpstreamListener, method: bytes, head: bytes, body: bytes, fresh_only: bool) -> None:
+    connection: UpstreamConnection | None = None
+    deadline = NEVER  # while it waits for a connection
+    done = False
+    fresh_only = False
+
+    def __init__(self, pool, listener: UpstreamListener, method: bytes, head: bytes, body: bytes) -> None:
         self.pool = pool
         self.listener = listener
         self.method = method
         self.head = head
         self.body = body
-        self.fresh_only = fresh_only
-        self.connection: UpstreamConnection | None = None
-        self.deadline = NEVER  # while it waits for a connection
-        self.done = False
-        self.task: asyncio.Task | None = None
 
     def cancel(self) -> None:
         if not self.done:
