@@ -68,6 +68,11 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.closing:
             return
+        if self.exchange is None:
+            found = self.inbound.take_whole(data)
+            if found is not None:
+                self._begin(*found)
+                return
         self.inbound.receive(data)
         if self.exchange is not None:
             self._read_ahead(len(data))
@@ -137,23 +142,30 @@ class ClientConnection(asyncio.Protocol):
         finally:
             self._pumping = False
 
-    def _on_request(self, request: Request) -> None:
+    def _begin(self, request: Request, body: bytes) -> None:
+        """A whole request that came together."""
         self._keep_alive = request.keep_alive
         self._head_only = request.method == b"HEAD"
-        body = request.body
-        if body is not None:
-            if body:
-                if not self.server.ledger.take(len(body)):
-                    return self.refuse(Unavailable("too much data is held in memory just now"))
-                self._held = len(body)
-            self.deadline = NEVER
-            self._chunked = not request.http10
-            self.gateway.accept(self, request, body)
+        self._chunked = not request.http10
+        if body:
+            if not self.server.ledger.take(len(body)):
+                self.refuse(Unavailable("too much data is held in memory just now"))
+                return
+            self._held = len(body)
+        self.deadline = NEVER
+        self.gateway.accept(self, request, body)
+
+    def _on_request(self, request: Request) -> None:
+        if request.body is not None:
+            self._begin(request, request.body)
             return
+        self._keep_alive = request.keep_alive
+        self._head_only = False
         self._chunked = not request.http10
         refusal = self.gateway.precheck(self, request)
         if refusal is not None:
-            return self.refuse(refusal)
+            self.refuse(refusal)
+            return
         self.request = request
         self._body_deadline()
         if request.expect_continue:
@@ -242,10 +254,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _write_reply(self, status: int, lines: bytes, body: bytes, *, close: bool) -> None:
         head = response_start(status, lines, content_length=None if status == 204 else len(body), close=close)
-        if self._head_only:
-            body = b""
-        if len(body) < JOIN_BELOW:
-            self.transport.write(head + body)
+        if len(body) < JOIN_BELOW or self._head_only:
+            self.transport.write(head if self._head_only else head + body)
         else:
             self.transport.writelines((head, body))
 
@@ -299,9 +309,11 @@ class ClientConnection(asyncio.Protocol):
     def _done(self) -> None:
         self.exchange = None
         self._streaming = False
-        self._release_body()
+        if self._held or self._ahead:
+            self._release_body()
         if not self._keep_alive or self.server.draining:
-            return self.close()
+            self.close()
+            return
         self.inbound.start_next()
         self.deadline = self.server.clock.now + self.server.settings.keepalive_timeout_s
         if self.inbound.buffered and not self._pumping:

@@ -139,6 +139,11 @@ class UpstreamConnection(asyncio.Protocol):
             self._detach()
             self.transport.abort()
             return
+        response = self.outbound.take_whole(data)
+        if response is not None:
+            self._finish()
+            call.listener.on_upstream_head(response)
+            return
         self.outbound.receive(data)
         self._advance(call)
 

@@ -21,6 +21,19 @@ class Inbound(MessageParser):
         super().__init__(limits, fast)
         self._line_bound = limits.max_target_bytes + REQUEST_LINE_ROOM
 
+    def take_whole(self, data: bytes) -> tuple[Request, bytes] | None:
+        """(request, body) when `data`, just received, is exactly one request with a known head; None: call `receive`.
+
+        The request is shared between all with this head: its own length, body and content-length field are not set.
+        """
+        if self._buffer or self._phase != HEAD or not self._fast:
+            return None
+        found = recall.whole(data, self._limits.request_heads, self._limits)
+        if found is None:
+            return None
+        self._phase = DONE
+        return found[0], found[1]
+
     def start_next(self) -> None:
         """The answer to the request that is out was sent. Only after its body ended."""
         if self._phase != DONE:

@@ -43,6 +43,23 @@ class Outbound(MessageParser):
         if self._phase != REFUSED:
             self._buffer = self._buffer + data if self._buffer else data
 
+    def take_whole(self, data: bytes) -> Response | None:
+        """The response when `data`, just received, is exactly one with a known head; None: call `receive`."""
+        if self._buffer or self._phase != HEAD or not self._fast or self._method == b"HEAD":
+            return None
+        found = recall.whole(data, self._limits.response_heads, self._limits)
+        if found is None:
+            return None
+        known, body, digits = found
+        fields = known.fields
+        if digits is not None and digits != fields[b"content-length"]:
+            fields = {**fields, b"content-length": digits}
+        response = known.again(len(body) if digits is not None else None, fields)
+        response.body = body
+        self._keep_alive = known.keep_alive
+        self._phase = DONE
+        return response
+
     @property
     def reusable(self) -> bool:
         """The last response has ended in a way that lets another request go out on this connection."""

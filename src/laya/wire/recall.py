@@ -88,3 +88,27 @@ def read_response(buffer: bytes, head_end: int, limits: Limits, method: bytes) -
     if digits == known.fields[b"content-length"]:  # not the number: a leading zero is forwarded as it came
         return known.again(length, known.fields)
     return known.again(length, {**known.fields, b"content-length": digits})
+
+
+def whole(data: bytes, heads: dict, limits: Limits) -> tuple | None:
+    """(known head, body, length's digits) when `data` is exactly one message whose head was seen before, else None.
+
+    The most common segment by far, taken in one step: what it accepts, the long way accepts with the same result.
+    """
+    head_end = data.find(b"\r\n\r\n", 0, limits.max_head_bytes)
+    at = data.find(_LENGTH, 0, head_end)
+    if at < 0:
+        known = heads.get(data[:head_end])
+        if known is None or known.chunked or len(data) != head_end + 4:
+            return None
+        return known, b"", None
+    start = at + 7
+    stop = data.find(b"\r\n", start, head_end + 2)
+    digits = data[start:stop]
+    known = heads.get(data[:start] + data[stop:head_end])
+    if known is None or not digits.isdigit() or len(digits) > fast.MAX_LENGTH_DIGITS:
+        return None
+    length = int(digits)
+    if len(data) != head_end + 4 + length or length > limits.max_body_bytes:
+        return None
+    return known, data[head_end + 4 :], digits
