@@ -20,12 +20,14 @@ from laya.gateway.access import Access
 from laya.gateway.backends import Backend
 from laya.gateway.front import Gateway
 from laya.gateway.pages import Pages
+from laya.gateway.store import ResponseStore
 from laya.log import Log, forward_logging
 from laya.net.clock import Clock
 from laya.net.health import HealthProbe
 from laya.net.pool import Pool
 from laya.net.server import Server
 from laya.net.worker import Worker
+from laya.routing.sessions.journal import open_journal
 from laya.routing.table import RouteTable
 from laya.telemetry import Exposition, Telemetry, resident_bytes
 
@@ -70,11 +72,13 @@ async def _serve(config: Config, role: str, log: Log) -> int:
         engines = build_engines(config, post=loop.call_soon_threadsafe, on_failed=engine_failed, log=log)
     table = RouteTable.compile(config, {engine.card.id: name for name, engine in engines.items()})
     loopback = _is_loopback(config.server.host)
+    journal = open_journal(config, loop.call_soon_threadsafe)
+    store = ResponseStore(max_bytes=config.router.responses.max_bytes, ttl_s=config.router.responses.ttl_s, journal=journal)
     components = _components(table, backends, engines, server)
     server.gateway = Gateway(
         table=table, backends=backends, engines=engines,
         access=Access(config.auth, config.server.cors_origins, loopback=loopback), telemetry=telemetry, log=log,
-        offload=worker.offload, now=lambda: clock.now,
+        offload=worker.offload, now=lambda: clock.now, store=store,
         pages=Pages(
             Exposition(telemetry), ready=lambda: _ready(backends, engines, server), healthy=lambda: _healthy(backends, engines),
             components=components, metrics_open=loopback,
@@ -102,6 +106,8 @@ async def _serve(config: Config, role: str, log: Log) -> int:
     for backend in backends.values():
         backend.pool.close()
     worker.stop()
+    if journal is not None:
+        await loop.run_in_executor(None, journal.stop, 5.0)
     clock.stop()
     if failures:
         raise failures[0]

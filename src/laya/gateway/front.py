@@ -21,6 +21,7 @@ from laya.gateway.pages import Pages
 from laya.gateway.plan import HeadPlan
 from laya.gateway.proxy import ProxyExchange
 from laya.gateway.selection import Selection
+from laya.gateway.store import ResponseStore
 from laya.log import Log
 from laya.routing.table import RouteTable
 from laya.schema.codec import encode_json
@@ -35,7 +36,7 @@ class Gateway:
 
     def __init__(
         self, *, table: RouteTable, backends: dict[str, Backend], engines: dict[str, Any], access: Access, telemetry: Telemetry,
-        log: Log, offload: Offload, now: Callable[[], float], pages: Pages,
+        log: Log, offload: Offload, now: Callable[[], float], pages: Pages, store: ResponseStore | None = None,
     ) -> None:  # fmt: skip
         self.table = table
         self.backends = backends
@@ -48,6 +49,7 @@ class Gateway:
         self.models = ModelList(table, engines)
         self.selection = Selection(table, backends, engines, self.models, now)
         self.pages = pages
+        self.store = store  # conversations of /v1/responses
         self._run = b"req-" + os.urandom(6).hex().encode()
         self._count = itertools.count(1)
 
