@@ -69,6 +69,12 @@ def _any_number_is_the_length(buffer, key, digits, fields):
     return digits is None or b"content-length" in fields
 
 
+def _whole_one_short(data, heads, limits):
+    found = _whole(data, heads, limits)
+    return found and (found[0], found[1][:-1], found[2])
+
+
+_whole = recall.whole
 _split_field = fast.split_field
 _cut_body = fast.cut_body
 
@@ -79,6 +85,7 @@ PLANTED = {
     "last of two lengths wins": (fast, "fields_of", _last_of_two_wins),
     "body one byte short": (fast, "cut_body", _body_one_short),
     "lenient digits in a chunk size": (chunked, "chunk_size", _size_of_int),
+    "body one byte short when taken whole": (recall, "whole", _whole_one_short),
     "the wrong number of a remembered head may change": (recall, "_keeps", _any_number_is_the_length),
 }
 

@@ -217,6 +217,10 @@ class ProxyExchange(Exchange):
     def _error_frame(self, error: LayaError) -> bytes:
         return b"data: " + encode_json(error.body()) + b"\n\n" if self._sse else b""
 
+    def _end(self, outcome: str) -> None:
+        self.call = None  # the call holds this exchange: without the cycle both are freed at once, not by the collector
+        super()._end(outcome)
+
     # -- the connection's calls ----------------------------------------------------------------------------------------
 
     def on_writable(self) -> None:

@@ -106,8 +106,8 @@ def whole(data: bytes, heads: dict, limits: Limits) -> tuple | None:
     stop = data.find(b"\r\n", start, head_end + 2)
     digits = data[start:stop]
     known = heads.get(data[:start] + data[stop:head_end])
-    if known is None or not digits.isdigit() or len(digits) > fast.MAX_LENGTH_DIGITS:
-        return None
+    if known is None or known.body is not None or not digits.isdigit() or len(digits) > fast.MAX_LENGTH_DIGITS:
+        return None  # a body that is set already: a status that has none, whatever length is told
     length = int(digits)
     if len(data) != head_end + 4 + length or length > limits.max_body_bytes:
         return None
