@@ -226,20 +226,26 @@ def _facts(message: Request | Response) -> dict[str, Any]:
     names = {name.removeprefix("_") for name in type(message).__slots__} - {"body", "memo"}
     # The memo says nothing about the bytes: it is for the parser's callers.
     facts = {name: getattr(message, name) for name in names}
-    if type(message) is Request:
-        # A request that was taken whole shares its head with others of another length. The body is compared, and a
-        # length is never forwarded as it came.
-        del facts["content_length"]
-        facts["fields"] = {**facts["fields"], b"content-length": b""}
-        facts["headers"] = [(name, value if name != b"content-length" else b"") for name, value in facts["headers"]]
     return {**facts, "body": message.body or b"", "whole": message.body is not None}
+
+
+def _comparable(found: list[Any]) -> list[Any]:
+    """Without the lengths of requests: one that was taken whole shares its head with others of another length. Bodies are
+    compared, and a length is never forwarded as it came."""
+    return [_without_length(item) if type(item) is dict and "method" in item else item for item in found]
+
+
+def _without_length(facts: dict[str, Any]) -> dict[str, Any]:
+    fields = {**facts["fields"], b"content-length": b""}
+    headers = [(name, value if name != b"content-length" else b"") for name, value in facts["headers"]]
+    return {**facts, "content_length": None, "fields": fields, "headers": headers}
 
 
 def difference(case: Case) -> str | None:
     """The first way of reading that disagrees with the reference, described; None if all agree."""
-    reference = read(case, fast=False, cut=False)
+    reference = _comparable(read(case, fast=False, cut=False))
     for fast, cut in ((True, False), (True, True), (False, True)):
-        found = read(case, fast=fast, cut=cut)
+        found = _comparable(read(case, fast=fast, cut=cut))
         if found != reference:
             return f"fast={fast} cut={cut}\n  found     {found}\n  reference {reference}"
     return None

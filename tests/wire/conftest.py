@@ -17,7 +17,7 @@ def _read(requests, turns, methods, limits, eof):
     case = fuzz_wire.Case(requests, turns, list(range(1, longest)), limits, methods, eof)
     difference = fuzz_wire.difference(case)
     assert difference is None, difference
-    return fuzz_wire.read(case, fast=True, cut=False)
+    return fuzz_wire.read(case, fast=True, cut=True)
 
 
 @pytest.fixture

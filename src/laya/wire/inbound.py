@@ -7,7 +7,7 @@ One request is out at a time: those pipelined behind it wait until `start_next`.
 from __future__ import annotations
 
 from laya.wire import authority, fast, recall
-from laya.wire.messages import EOF, NEED_DATA, PAUSED, Limits, Signal
+from laya.wire.messages import EOF, NEED_DATA, PAUSED, Limits, Request, Signal
 from laya.wire.parser import DONE, HEAD, Event, MessageParser
 from laya.wire.policy import REQUEST_LINE_ROOM, Refused
 
