@@ -11,7 +11,7 @@ from functools import lru_cache
 from time import perf_counter
 
 from laya.errors import LayaError
-from laya.schema.codec import encode_json
+from laya.gateway.error_forms import error_bytes
 
 JSON_LINE = b"content-type: application/json\r\n"
 
@@ -44,6 +44,7 @@ class Exchange:
     route = ""  # names for metrics and log; "" until known
     backend = ""
     model = ""
+    note = ""  # what led to this backend, beside the route: a rule of `classify`, an override, a fallback
     first_at = 0.0  # when the first byte of the answer was written
     status = 0
     tokens: tuple[int, int] | None = None  # prompt, completion
@@ -101,16 +102,21 @@ class Exchange:
     def fail(self, error: LayaError, outcome: str | None = None) -> None:
         """An error before anything was sent: its status and body are the answer."""
         lines = JSON_LINE + b"".join(b"%b: %b\r\n" % pair for pair in error.hint_headers())
-        self.answer(error.status, lines, encode_json(error.body()), outcome or outcome_of(error))
+        self.answer(error.status, lines, error_bytes(self.plan.path, error), outcome or outcome_of(error))
 
     def own_lines(self) -> bytes:
         """x-request-id, route and backend, and what the client asked for."""
         lines = b"x-request-id: " + self.request_id + b"\r\n"
         if self.route:
-            lines += b"x-laya-route: " + header_value(self.route) + b"\r\n"
+            lines += b"x-laya-route: " + self._route_value() + b"\r\n"
         if self.backend:
             lines += b"x-laya-backend: " + header_value(self.backend) + b"\r\n"
         return lines + self._asked_lines() if self.plan.asks else lines
+
+    def _route_value(self) -> bytes:
+        if self.note:  # words that differ from request to request: not for the memo
+            return header_value.__wrapped__(self.route + self.note)
+        return header_value(self.route)
 
     def _asked_lines(self) -> bytes:
         """What is sent only to those who ask: stage times, permission for a page's origin."""

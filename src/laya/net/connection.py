@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 
 from laya.errors import LayaError, RequestTimeout, Unavailable, by_status
+from laya.gateway.error_forms import error_bytes
 from laya.net.clock import NEVER
 from laya.net.flow import HIGH_WATER, MAX_UNSENT, READ_AHEAD
-from laya.schema.codec import encode_json
 from laya.wire.inbound import Inbound
 from laya.wire.messages import EOF, NEED_DATA, PAUSED, BodyData, EndOfBody, Request
 from laya.wire.reply import CONTINUE, LAST_CHUNK, chunk, response_start
@@ -162,11 +162,11 @@ class ClientConnection(asyncio.Protocol):
         self._keep_alive = request.keep_alive
         self._head_only = False
         self._chunked = not request.http10
+        self.request = request
         refusal = self.gateway.precheck(self, request)
         if refusal is not None:
             self.refuse(refusal)
             return
-        self.request = request
         self._body_deadline()
         if request.expect_continue:
             self.transport.write(CONTINUE)
@@ -233,7 +233,7 @@ class ClientConnection(asyncio.Protocol):
     def refuse(self, error: LayaError) -> None:
         """Answer with the error and close, reading (and dropping) what still comes for a moment."""
         self.gateway.count_refusal(error)
-        body = encode_json(error.body())
+        body = error_bytes(self.request.path if self.request is not None else b"", error)
         lines = b"content-type: application/json\r\n" + b"".join(b"%b: %b\r\n" % pair for pair in error.hint_headers())
         self._write_reply(error.status, lines, body, close=True)
         self.closing = True

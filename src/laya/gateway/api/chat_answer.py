@@ -1,0 +1,244 @@
+"""A chat backend's answer taken apart: pieces and an ending, from its JSON or its stream.
+
+In: bytes of the dialects that chat servers speak. Out: pieces; `ending` once the model has said why it stopped. What cannot be
+read raises BadUpstream; an error that the backend tells in its stream is raised as what it is. One object reads one answer.
+Loop thread only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from laya.errors import BadUpstream, ContextLengthExceeded, LayaError, by_status
+from laya.gateway.api.answer import Ending, Usage
+from laya.gateway.api.pieces import CallArguments, CallEnd, CallStart, Piece, ReasoningPiece, TextPiece
+from laya.gateway.api.sampling import new_id
+from laya.schema.codec import encode_json
+from laya.wire.sse import EventStream
+
+# How servers say that a prompt does not fit; OpenAI's code is asked for first.
+_TOO_LONG = ("maximum context length", "context length", "context window", "context size", "prompt is too long")
+MAX_MESSAGE = 2000  # characters of a backend's error text that are passed on
+MAX_CALLS = 128  # tool calls in one answer; a backend that counts further is broken
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(msgspec.Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Said(msgspec.Struct):
+    """A message or a delta of one."""
+
+    content: str | list[Any] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    message: _Said | None = None
+    delta: _Said | None = None
+    finish_reason: str | None = None
+    stop_reason: Any = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+
+
+class _Body(msgspec.Struct):
+    """A completion, or a chunk of one."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+class ChatAnswer:
+    """`whole`: the model has stopped by itself, so what came is all there is. `ended`: `[DONE]` was read."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._events = EventStream()
+        self._reason: str | None = None
+        self._stop_match: str | None = None
+        self._usage: Usage | None = None
+        self._calls: list[str | None] = []  # ids, by our own count
+        self._numbers: dict[int, int] = {}  # the backend's index -> ours
+
+    @property
+    def whole(self) -> bool:
+        return self._reason is not None
+
+    @property
+    def ending(self) -> Ending:
+        """Raises BadUpstream when the answer stopped in the middle."""
+        if self._reason is None:
+            raise BadUpstream("The backend ended its stream before the answer was complete.")
+        reason = "tool_calls" if self._calls and self._reason == "stop" else self._reason
+        return Ending(reason, self._stop_match, self._usage)
+
+    def read_stream(self, data: bytes) -> list[Piece]:
+        """The pieces in the frames that are whole now."""
+        pieces: list[Piece] = []
+        for _, payload, _ in self._events.feed(data):
+            if payload is not None and not self.ended:
+                self._read_frame(payload.strip(), pieces)
+        return pieces
+
+    def finish_stream(self) -> list[Piece]:
+        """The stream has ended; a last frame may lack its blank line."""
+        pieces: list[Piece] = []
+        last = self._events.finish()
+        if last is not None and last[1] is not None and not self.ended:
+            self._read_frame(last[1].strip(), pieces)
+        return pieces
+
+    def read_body(self, data: bytes) -> list[Piece]:
+        """The pieces of a plain answer."""
+        body = self._decoded(data)
+        if not body.choices:
+            raise BadUpstream("The backend's answer has no choices.")
+        pieces: list[Piece] = []
+        self._read(body, pieces)
+        self._reason = self._reason or "stop"
+        return pieces
+
+    def _read_frame(self, payload: bytes, pieces: list[Piece]) -> None:
+        if payload == b"[DONE]":
+            self.ended = True
+        elif payload:
+            self._read(self._decoded(payload), pieces)
+
+    def _decoded(self, data: bytes) -> _Body:
+        try:
+            body = _decode(data)
+        except (ValueError, RecursionError):
+            raise BadUpstream("The backend's answer is not a chat completion.") from None
+        if body.error:
+            raise error_of(500, {"error": body.error})
+        return body
+
+    def _read(self, body: _Body, pieces: list[Piece]) -> None:
+        for choice in body.choices or ():
+            if choice.index:
+                continue  # one answer was asked for
+            said = choice.delta or choice.message
+            if said is not None:
+                self._read_said(said, pieces)
+            if choice.finish_reason is not None:
+                self._reason = choice.finish_reason
+                if isinstance(choice.stop_reason, str):
+                    self._stop_match = choice.stop_reason
+        if body.usage is not None:
+            self._usage = _usage_of(body.usage)
+
+    def _read_said(self, said: _Said, pieces: list[Piece]) -> None:
+        thought = said.reasoning_content or said.reasoning
+        if thought:
+            pieces.append(ReasoningPiece(thought))
+        for text in (_text_of(said.content), said.refusal):
+            if text:
+                pieces.append(TextPiece(text))
+        for call in said.tool_calls or ():
+            self._read_call(call, pieces)
+
+    def _read_call(self, call: _Call, pieces: list[Piece]) -> None:
+        function = call.function or _Function()
+        index = self._number_of(call)
+        if index == len(self._calls):
+            if not function.name or index >= MAX_CALLS:
+                raise BadUpstream("The backend began a tool call without a name, or too many.")
+            call_id = call.id or new_id("call_")
+            self._calls.append(call.id)
+            pieces.append(CallStart(index, call_id, function.name))
+        arguments = function.arguments
+        if isinstance(arguments, dict):
+            arguments = encode_json(arguments).decode()
+        if arguments:
+            pieces.append(CallArguments(index, arguments))
+
+    def _number_of(self, call: _Call) -> int:
+        """Our number of the call; a new one when this part begins a call. Some servers give no index, or always 0."""
+        new = len(self._calls)
+        if call.index is None:
+            known = call.id is None or call.id in self._calls
+            number = (self._calls.index(call.id) if call.id in self._calls else new - 1) if known and new else new
+            return max(0, number)
+        number = self._numbers.get(call.index, new)
+        if number < new and call.id and self._calls[number] and call.id != self._calls[number]:
+            number = self._calls.index(call.id) if call.id in self._calls else new
+        self._numbers[call.index] = number
+        return number
+
+    def call_ends(self) -> list[Piece]:
+        """Every call is whole, now that the model has stopped by itself."""
+        return [CallEnd(index) for index in range(len(self._calls))]
+
+
+def _text_of(content: str | list[Any] | None) -> str | None:
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return content
+
+
+def _usage_of(usage: _Usage) -> Usage:
+    prompt, answer = usage.prompt_tokens_details, usage.completion_tokens_details
+    return Usage(
+        usage.prompt_tokens, (prompt and prompt.cached_tokens) or 0, usage.completion_tokens or 0,
+        (answer and answer.reasoning_tokens) or 0,
+    )  # fmt: skip
+
+
+def read_error(status: int, data: bytes) -> LayaError:
+    """A backend's error answer as an error of ours, with its status and words."""
+    try:
+        body = _decode_any(data)
+    except (ValueError, RecursionError):
+        body = None
+    return error_of(status, body if isinstance(body, dict) else {})
+
+
+def error_of(status: int, body: dict[str, Any]) -> LayaError:
+    told = body.get("error", body.get("detail", body))
+    fields = told if isinstance(told, dict) else {"message": told}
+    text = fields.get("message")
+    message = text[:MAX_MESSAGE] if isinstance(text, str) and text else f"The backend answered {status}."
+    code = fields.get("code")
+    if status in (400, 413, 500) and (code == "context_length_exceeded" or _says_too_long(message)):
+        return ContextLengthExceeded(message)
+    error = by_status(status, message)
+    error.status = status
+    if isinstance(code, str):
+        error.code = code
+    if isinstance(fields.get("param"), str):
+        error.param = fields["param"]
+    return error
+
+
+def _says_too_long(message: str) -> bool:
+    lower = message.lower()
+    return any(words in lower for words in _TOO_LONG)
