@@ -94,6 +94,10 @@ class Misdirected(InvalidRequest):
     status = 421
 
 
+class UpgradeRequired(InvalidRequest):
+    status = 426
+
+
 class HeadTooLarge(InvalidRequest):
     status = 431
 
@@ -151,6 +155,18 @@ class ConfigError(StartError):
 
 class DependencyError(StartError):
     """A package is missing, broken or of the wrong version: the text names it and the line that mends it."""
+
+
+class EngineDied(StartError):
+    """The engine ended by itself after it had served, and nothing else in the process can serve."""
+
+    exit_code = 70  # EX_SOFTWARE
+
+
+class DeviceGone(EngineDied):
+    """The GPU is lost for good: only a new process, perhaps after a reset of the card, can use it again."""
+
+    exit_code = 75  # EX_TEMPFAIL
 
 
 _BY_STATUS = {

@@ -37,7 +37,12 @@ HELP = {
     "laya_kv_blocks_total": "KV blocks in the pool.",
     "laya_tokens": "Tokens by kind: prompt, cached, generated.",
     "laya_preemptions": "Sequences that gave up their KV blocks for others.",
-    "laya_host_memory_bytes": "Host memory by kind.",
+    "laya_host_memory_bytes": "Host memory by kind: rss and peak of this process, total and available of the machine, "
+    "swap_used, and group_total and group_available of the tightest control group.",
+    "laya_gpu_memory_bytes": "GPU memory by kind: used, total.",
+    "laya_gpu_temperature_celsius": "GPU temperature.",
+    "laya_memory_protection": "0 calm, 1 past the soft mark (nothing is admitted), 2 past the hard mark (sequences are ended).",
+    "laya_sequences_allowed": "How many sequences may run: concurrency opens step by step after the start.",
     "laya_plan_bytes": "The memory plan, by part.",
     "laya_log_lines_dropped": "Log lines lost because the writer fell behind.",
     "laya_config_reload_failed": "1 when the last reload was refused and the old configuration stays.",

@@ -123,7 +123,7 @@ def test_states_card_and_figures(house):
     assert figures.kv_blocks_total == 64 and figures.generated_tokens == 8
     assert figures.prompt_tokens == listener.end.prompt_tokens
     assert figures.sequences_running == figures.sequences_waiting == 0 and figures.steps >= 8
-    assert house.backend.status() == {"state": "ready", "running": 0, "waiting": 0, "allowed": figures.sequences_allowed}
+    assert house.backend.status() == {"state": "ready", "running": 0, "waiting": 0, "allowed": figures.sequences_allowed, "allowed_at_most": 4}
 
 
 def test_many_requests_at_once_all_get_their_own_answer(house):

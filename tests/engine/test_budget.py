@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from laya.engine.budget import ModelShape, PlanSettings, plan, shape_of
+from laya.engine.budget import ModelShape, PlanSettings, Shared, plan, shape_of
 from laya.engine.machine import Memory
 
 GIB = 1 << 30
@@ -59,10 +59,44 @@ def test_7b_in_4_bits_is_accepted():
 
 def test_every_later_allocation_is_in_the_plan():
     """(case 49)"""
-    made = plan(MEDIUM, settings(max_seq_len=2048, max_num_seqs=2, swap_space=GIB, host_extra=5))
+    shared = Shared(connections=100, buffers=5, cache=6, sessions=7, store=8, backends=9)
+    made = plan(MEDIUM, settings(max_seq_len=2048, max_num_seqs=2, swap_space=GIB, shared=shared))
     assert all(made.device[part] > 0 for part in ("params", "kv", "activation", "runtime"))
     assert made.device["activation"] > 64 * 151936 * 4  # logits
-    assert made.host["swap"] == GIB and made.host["other"] == 5 and made.host["process"] > 0 < made.host["tokenizer"]
+    assert made.host["swap"] == GIB and made.host["process"] > 0 < made.host["tokenizer"]
+    assert [made.host[part] for part in ("buffers", "cache", "store", "backends")] == [5, 6, 8, 9]
+    assert made.host["connections"] > 100 and made.host["sessions"] > 7 and made.host["queue"] > 0 < made.host["blocks"]
+
+
+def test_what_a_matrix_needs_while_it_is_loaded_is_counted_where_it_lies():
+    """(case 49) On a card the host holds it; on a CPU the pool and the temporaries are not there yet."""
+    assert plan(MEDIUM, settings(max_seq_len=2048, max_num_seqs=2)).host["loading"] > 100 << 20
+    memory = Memory(32 * GIB, 32 * GIB)
+    on_cpu = settings(device="cpu", device_memory=memory, host_memory=memory, max_seq_len=16384, max_num_seqs=2)
+    assert "loading" not in plan(MEDIUM, on_cpu).host
+
+
+def test_several_engines_split_one_limit_in_the_order_written():
+    first = plan(MEDIUM, settings(max_seq_len=2048, max_num_seqs=2, utilisation=1.0))
+    rest = settings(
+        max_seq_len=2048, max_num_seqs=2, utilisation=1.0, shared=None,
+        taken_device=first.device_total, taken_host=first.host_total,
+    )  # fmt: skip
+    second = plan(MEDIUM, rest)
+    assert first.fits and second.host["process"] == 0  # one process, counted once
+    assert second.device_limit == first.device_limit - first.device_total
+    assert second.host_limit == first.host_limit - first.host_total
+    assert second.fits is (second.device_total <= second.device_limit)
+    assert not plan(MEDIUM, msgspec.structs.replace(rest, taken_device=8 * GIB)).fits
+
+
+def test_on_a_cpu_nothing_takes_all_the_free_memory_unless_it_is_asked_for():
+    """(case 50) A quarter of what is available goes to a pool that nobody gave a size."""
+    memory = Memory(64 * GIB, 32 * GIB)
+    on_cpu = settings(device="cpu", device_memory=memory, host_memory=memory, max_num_seqs=8)
+    made = plan(MEDIUM, on_cpu)
+    assert made.fits and made.device["kv"] <= 8 * GIB and made.device_limit <= 0.85 * 32 * GIB
+    assert plan(MEDIUM, msgspec.structs.replace(on_cpu, kv_cache=12 * GIB)).device["kv"] > 11 * GIB
 
 
 def test_without_a_window_the_largest_that_fits_is_planned():
@@ -108,7 +142,7 @@ def test_on_a_cpu_everything_shares_the_hosts_memory_and_swap_counts_nothing():
     memory = Memory(8 * GIB, 8 * GIB)
     on_cpu = settings(device="cpu", device_memory=memory, host_memory=memory, max_seq_len=2048, max_num_seqs=2, swap_space=GIB)
     made = plan(MEDIUM, on_cpu)
-    assert made.fits and made.host["swap"] == 0
+    assert made.fits and "swap" not in made.host
     limit = made.device_total + made.host_total
     tight = Memory(limit + GIB, limit + GIB - (200 << 20))  # the reserve leaves 200 MiB too little for all, not for one window
     less = plan(MEDIUM, msgspec.structs.replace(on_cpu, device_memory=tight, host_memory=tight, utilisation=1.0))

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from laya.engine.machine import Memory, host_memory
+from laya.engine.machine import (
+    Memory,
+    Swap,
+    host_memory,
+    memory_levels,
+    offer_to_oom_killer,
+    peak_resident,
+    resident,
+    swap,
+)
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -65,3 +74,32 @@ def test_a_group_over_its_limit_leaves_nothing(tmp_path):
 def test_this_machine_has_some_memory():
     memory = host_memory()
     assert 0 < memory.available <= memory.total
+
+
+def test_every_level_is_told_apart(tmp_path):
+    files = {"sys/fs/cgroup/memory.max": f"{GIB}\n", "sys/fs/cgroup/memory.current": f"{256 * MIB}\n"}
+    machine(tmp_path, "0::/\n", files)
+    assert memory_levels(str(tmp_path)) == [Memory(16 * GIB, 8 * GIB), Memory(GIB, 768 * MIB)]
+    assert memory_levels(str(tmp_path))[1].used_share == 0.25
+
+
+def test_swap_is_read_with_what_it_moved(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 8 kB\nMemAvailable: 4 kB\nSwapTotal: 2048 kB\nSwapFree: 512 kB\n")
+    (tmp_path / "proc/vmstat").write_text("pswpin 3\npswpout 4\npgfault 9\n")
+    found = swap(str(tmp_path))
+    assert found.total == 2 * MIB and found.free == MIB // 2 and found.moved > 0 and found.moved % 7 == 0
+    assert swap(str(tmp_path / "nothing")) == Swap(0, 0, 0)
+
+
+def test_the_score_for_the_oom_killer_is_only_ever_raised(tmp_path):
+    score = tmp_path / "proc/self/oom_score_adj"
+    score.parent.mkdir(parents=True)
+    for before, after in (("0\n", "500"), ("900\n", "900")):
+        score.write_text(before)
+        assert offer_to_oom_killer(500, str(tmp_path)) and score.read_text().strip() == after
+    assert not offer_to_oom_killer(500, str(tmp_path / "nothing"))
+
+
+def test_this_process_is_resident():
+    assert 0 < resident() <= peak_resident() + 64 * MIB

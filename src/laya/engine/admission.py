@@ -1,8 +1,8 @@
 """The bounded queue before the engine, and the only way in: offers and aborts cross from the loop thread here.
 
-In (loop thread): `reserve`, `release`, `offer`, `abort`, `close`; none blocks longer than a short lock. Out (engine thread):
-`take`, `withdraw`, `take_aborts`, `expire`, `wait`. What waits is bounded in choices and in prompt tokens; the order is
-`lanes.Lanes`'.
+In (loop thread): `reserve`, `release`, `offer`, `abort`, `pause`, `shed`, `close`; none blocks longer than a short lock. Out
+(engine thread): `take`, `withdraw`, `take_aborts`, `take_shed`, `expire`, `wait`. What waits is bounded in choices and in
+prompt tokens; the order is `lanes.Lanes`'.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Admission:
         self._lanes = Lanes(settings.prefill_chunk_tokens)
         self._aborts: list[Offer] = []
         self._refusal: Callable[[], LayaError] | None = None
+        self._pause: Callable[[], LayaError] | None = None
+        self._shed: tuple[int, Callable[[], LayaError]] | None = None
         self._reserved = 0
         self._queued = 0
         self._tokens = 0
@@ -72,6 +74,8 @@ class Admission:
         """Keep places while the request is prepared. Raises RateLimited over the bound, or what `close` was given."""
         with self._changed:
             self._refuse_closed()
+            if self._pause is not None:
+                raise self._pause()
             if self.waiting and self.waiting + choices > self._settings.queue_limit:
                 raise self._full(f"{self.waiting} requests wait and the limit is {self._settings.queue_limit}")
             self._reserved += choices
@@ -102,6 +106,19 @@ class Admission:
                 self._aborts.append(offer)
                 self._wake()
 
+    def pause(self, refusal: Callable[[], LayaError] | None) -> None:
+        """Refuse new requests with `refusal()` and start nothing that waits; None goes on. What runs is not touched."""
+        with self._changed:
+            self._pause = refusal
+            if refusal is None:
+                self._wake()
+
+    def shed(self, requests: int, error: Callable[[], LayaError]) -> None:
+        """The engine shall end its newest `requests` running ones with `error()` before its next step."""
+        with self._changed:
+            self._shed = (requests, error)
+            self._wake()
+
     def close(self, refusal: Callable[[], LayaError]) -> list[Offer]:
         """Refuse everything from now on with `refusal()`; returns the offers of which nothing was taken. Any thread."""
         with self._changed:
@@ -120,7 +137,7 @@ class Admission:
 
     def take(self, fits: Callable[[Offer], bool], longest: int | None = None) -> tuple[Offer, int] | None:
         """The next choice to start, as (offer, choice number), or None. `fits` is called under the lock: keep it short."""
-        if not self._queued:
+        if not self._queued or self._pause is not None:
             return None
         with self._changed:
             offer = self._lanes.pick(fits, longest)
@@ -146,6 +163,14 @@ class Admission:
         with self._changed:
             aborts, self._aborts = self._aborts, []
             return aborts
+
+    def take_shed(self) -> tuple[int, Callable[[], LayaError]] | None:
+        """What `shed` was last given, once."""
+        if self._shed is None:
+            return None
+        with self._changed:
+            shed, self._shed = self._shed, None
+            return shed
 
     def expire(self) -> list[Offer]:
         """Drop and return the offers that waited longer than `queue_timeout_s`. Any thread."""

@@ -19,11 +19,14 @@ from typing import Any
 import msgspec
 
 from laya.engine.admission import Admission
+from laya.engine.budget import Plan
+from laya.engine.grammar import GrammarCompiler
 from laya.engine.prepare import Job, PreparationWorker, PromptLimits, encode, longest_token_bytes, prepare
 from laya.engine.settings import EngineSettings
-from laya.engine.step import Runner, Tokenizer
+from laya.engine.step import DeviceLost, Runner, Tokenizer
 from laya.engine.submission import Submission
 from laya.engine.thread import EngineLoop, expired
+from laya.engine.watchdog import Level
 from laya.errors import EngineFailed, LayaError, Unavailable
 from laya.schema.generation import ChatPrompt, GenerationListener, GenerationRequest, Handle, ModelCard
 
@@ -31,6 +34,8 @@ log = logging.getLogger("laya.engine")
 
 # Loading takes seconds to a minute: a client that comes back after this long loses little.
 _LOADING_RETRY_S = 2.0
+# Memory is short, or a step is stuck: neither mends itself at once.
+_PROTECTED_RETRY_S = 5.0
 _NOT_SERVING = {
     "idle": "The engine has not been started.",
     "loading": "The model is being loaded.",
@@ -70,10 +75,11 @@ class EngineBackend:
 
     def __init__(
         self, *, name: str, load: Load, settings: EngineSettings, post: Callable[[Callable[[], None]], None],
-        card: ModelCard | None = None, on_state: Callable[[str], None] | None = None,
+        card: ModelCard | None = None, on_state: Callable[[str], None] | None = None, plan: Plan | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.name = name
+        self.plan = plan  # for display
         self.state = "idle"
         self.card = card or ModelCard(id=name, max_model_len=0, chat=False, details={"state": "loading"})
         self.failure: BaseException | None = None
@@ -88,11 +94,13 @@ class EngineBackend:
         self._thread = threading.Thread(target=self._main, name=f"laya-engine-{name}", daemon=True)
         self._stop_at: float | None = None
         self._stuck_since: float | None = None
+        self._protection = ""  # why nothing new is admitted
         # Set on the loop thread by `_warming`, before any request needs them.
         self._loop: EngineLoop | None = None
         self._runner: Runner | None = None
         self._tokenizer: Tokenizer | None = None
         self._limits: PromptLimits | None = None
+        self._grammars: GrammarCompiler | None = None  # used by the preparation worker
 
     # -- the gateway's calls -------------------------------------------------------------------------------------------------
 
@@ -100,7 +108,7 @@ class EngineBackend:
         """Queue the work. Raises Unavailable before warming and after draining began, RateLimited over the queue's bound."""
         self._refuse_unless_serving()
         submission = Submission(request, listener, self._admission, self._clock())
-        work = partial(prepare, request, self._tokenizer, self._limits)
+        work = partial(prepare, request, self._tokenizer, self._limits, self._grammars)
         try:
             self._worker.submit(Job(work, submission.prepared, lambda: submission.cancelled))
         except LayaError:
@@ -123,7 +131,10 @@ class EngineBackend:
             "running": figures.sequences_running,
             "waiting": figures.sequences_waiting,
             "allowed": figures.sequences_allowed,
+            "allowed_at_most": self.settings.max_num_seqs,
         }
+        if self._protection:
+            status["protected"] = self._protection
         step_s = self._step_age()
         if step_s is not None:
             status["step_s"] = round(step_s, 3)
@@ -177,6 +188,28 @@ class EngineBackend:
             log.error("engine %s: a step takes longer than %.0f s; all stacks follow", self.name, self.settings.step_timeout_s)
             faulthandler.dump_traceback(all_threads=True)
 
+    def protect(self, level: Level, why: str) -> None:
+        """The watchdog's word. SOFT: refuse what is new, start nothing. HARD: besides, end the newer half of what runs."""
+        self._protection = why if level is not Level.CALM else ""
+        self._admission.pause(None if level is Level.CALM else partial(_short_of_memory, why))
+        if self._loop is not None:
+            self._loop.opening.held = level is not Level.CALM
+            if level is Level.HARD:
+                self._admission.shed((len(self._loop.scheduler.groups) + 1) // 2, partial(_short_of_memory, why))
+
+    def device_lost(self, why: str) -> None:
+        """The driver says that the device is gone; the engine thread may hang in a call to it and is not waited for."""
+        if self.state in ("stopped", "failed"):
+            return
+        log.critical("engine %s: %s", self.name, why)
+        self._failed(DeviceLost(why))
+        for offer in self._admission.close(_dead):
+            offer.owner.deliver(_dead())
+        if self._loop is not None:
+            for group in list(self._loop.scheduler.groups):
+                group.owner.deliver(_dead())
+            self._loop.drain(self._clock())  # should the step ever come back
+
     def stop(self, drain_s: float) -> None:
         """Refuse new work, end what waits, finish what runs within `drain_s` seconds. Returns at once; `join` waits."""
         if self.state in ("stopped", "failed"):
@@ -213,6 +246,8 @@ class EngineBackend:
     def _refuse_unless_serving(self) -> None:
         if self.state in _NOT_SERVING:
             raise self._refusal()
+        if self._stuck_since is not None:
+            raise Unavailable("The engine does not answer: a step is stuck.", retry_after=_PROTECTED_RETRY_S)
 
     def _step_age(self) -> float | None:
         began = self._loop.tally.step_began if self._loop is not None else None
@@ -228,6 +263,7 @@ class EngineBackend:
 
     def _warming(self, loop: EngineLoop, runner: Runner, tokenizer: Tokenizer, limits: PromptLimits, card: ModelCard) -> None:
         self._loop, self._runner, self._tokenizer, self._limits = loop, runner, tokenizer, limits
+        self._grammars = GrammarCompiler(tokenizer, runner.eos_token_ids)
         self.card = msgspec.structs.replace(card, max_model_len=limits.window)
         if self._stop_at is not None:  # stopped while it was loading, when there was no loop to drain
             loop.drain(self._stop_at)
@@ -288,6 +324,10 @@ def _deliver(events: list[tuple[Submission, Any]]) -> None:
 
 def _dead() -> EngineFailed:
     return EngineFailed("The engine has failed.", retry_after=_LOADING_RETRY_S)
+
+
+def _short_of_memory(why: str) -> Unavailable:
+    return Unavailable(f"The machine must be protected: {why}. Try again later.", retry_after=_PROTECTED_RETRY_S)
 
 
 def _attempt(call: Callable[[], Any]) -> None:

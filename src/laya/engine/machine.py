@@ -21,25 +21,89 @@ class Memory(msgspec.Struct, frozen=True):
     total: int
     available: int
 
+    @property
+    def used_share(self) -> float:
+        return 1 - self.available / self.total if self.total > 0 else 1.0
+
+
+class Swap(msgspec.Struct, frozen=True):
+    """Bytes of swap, and how many were moved in and out since the machine started."""
+
+    total: int
+    free: int
+    moved: int
+
 
 def host_memory(root: str = "/") -> Memory:
     """The lower of the kernel's figures and what the control groups above this process allow."""
+    levels = memory_levels(root)
+    return Memory(min(level.total for level in levels), max(0, min(level.available for level in levels)))
+
+
+def memory_levels(root: str = "/") -> list[Memory]:
+    """The machine's memory, then that of every control group with a limit, this process's own first."""
     base = Path(root)
-    total, available = _kernel(base)
-    for limit, free in _control_groups(base):
-        total, available = min(total, limit), min(available, free)
-    return Memory(total, max(0, available))
+    kernel = _kernel(base)
+    # A group without a limit of its own shows an absurdly large one in version 1.
+    groups = [Memory(limit, free) for limit, free in _control_groups(base) if limit < kernel.total]
+    return [kernel, *groups]
 
 
-def _kernel(base: Path) -> tuple[int, int]:
+def swap(root: str = "/") -> Swap:
+    """Zeros where there is no swap or no such figure."""
+    base = Path(root)
+    figures = _meminfo(base)
+    moved = 0
+    for line in _lines(base / "proc/vmstat"):
+        name, _, value = line.partition(" ")
+        if name in ("pswpin", "pswpout"):
+            moved += int(value) * os.sysconf("SC_PAGE_SIZE")
+    return Swap(figures.get("SwapTotal", 0), figures.get("SwapFree", 0), moved)
+
+
+def resident(root: str = "/") -> int:
+    """Resident bytes of this process; 0 where the kernel does not tell."""
+    text = "".join(_lines(Path(root) / "proc/self/statm")).split()
+    return int(text[1]) * os.sysconf("SC_PAGE_SIZE") if len(text) > 1 else 0
+
+
+def peak_resident(root: str = "/") -> int:
+    """The most that was ever resident of this process; 0 where the kernel does not tell."""
+    for line in _lines(Path(root) / "proc/self/status"):
+        if line.startswith("VmHWM:"):
+            return _kib(line.partition(":")[2])
+    return 0
+
+
+def offer_to_oom_killer(score: int, root: str = "/") -> bool:
+    """Raise this process's (and so its later children's) oom_score_adj to `score`: the kernel takes it before others.
+
+    Never lowers it, which would take a privilege. False where it could not be set.
+    """
+    path = Path(root) / "proc/self/oom_score_adj"
+    try:
+        if int(path.read_text()) < score:
+            path.write_text(str(score))
+        return True
+    except (OSError, ValueError):
+        return False
+
+
+def _kernel(base: Path) -> Memory:
+    figures = _meminfo(base)
+    if "MemTotal" in figures and "MemAvailable" in figures:
+        return Memory(figures["MemTotal"], figures["MemAvailable"])
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # not Linux: no figure of what is free
+    return Memory(pages, pages)
+
+
+def _meminfo(base: Path) -> dict[str, int]:
     figures = {}
     for line in _lines(base / "proc/meminfo"):
         name, _, rest = line.partition(":")
-        figures[name] = rest
-    if "MemTotal" in figures and "MemAvailable" in figures:
-        return _kib(figures["MemTotal"]), _kib(figures["MemAvailable"])
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # not Linux: no figure of what is free
-    return pages, pages
+        if rest.endswith("kB"):
+            figures[name] = _kib(rest)
+    return figures
 
 
 def _kib(text: str) -> int:

@@ -29,11 +29,15 @@ class ServiceRate:
 
 
 class Opening:
-    """Concurrency after warm-up: 1, 2, 4 ... `limit`, doubled as full steps succeed within their time."""
+    """Concurrency after warm-up: 1, 2, 4 ... `limit`, doubled as full steps succeed within their time.
+
+    While `held` (set by the loop thread as the watchdog tells) it does not grow.
+    """
 
     def __init__(self, limit: int, step_timeout_s: float) -> None:
         self.limit = limit
         self.allowed = 1
+        self.held = False
         self._calm_s = step_timeout_s / 4  # a step slower than this is no ground to run more at once
         self._good_steps = 0
 
@@ -41,7 +45,7 @@ class Opening:
         """Count one step that succeeded with `running` sequences in it."""
         if self.allowed >= self.limit or running < self.allowed:
             return
-        self._good_steps = self._good_steps + 1 if seconds <= self._calm_s else 0
+        self._good_steps = self._good_steps + 1 if seconds <= self._calm_s and not self.held else 0
         if self._good_steps >= _STEPS_PER_LEVEL:
             self.allowed = min(self.allowed * 2, self.limit)
             self._good_steps = 0

@@ -80,6 +80,9 @@ class EngineLoop:
                 self._leave(offer.group)
         for offer in self._admission.expire():
             self._events.append((offer.owner, expired(self._admission)))
+        shed = self._admission.take_shed()
+        if shed is not None:
+            self._end_newest(*shed)
         batch = self._schedule()
         if batch:
             self._step(batch)
@@ -172,6 +175,8 @@ class EngineLoop:
                 sequence.answer = Answer(sequence, self._tokenizer, self._runner.eos_token_ids, prepared.max_new_tokens)
             group.completion_tokens += 1
             self.tally.generated_tokens += 1
+            if sequence.grammar is not None:
+                sequence.grammar.accept(sequence.token_ids[-1])
             delta = sequence.answer.accept(sequence, outcome)
         if delta is None:
             return False
@@ -204,6 +209,10 @@ class EngineLoop:
         if not group.over:
             self._leave(group)
             self._events.append((group.owner, event))
+
+    def _end_newest(self, requests: int, error: Callable[[], LayaError]) -> None:
+        for group in sorted(self.scheduler.groups, key=lambda group: group.started_at)[-requests:]:
+            self._end(group, error())
 
     def _leave(self, group: Group) -> None:
         """Free everything a request holds. Idempotent."""

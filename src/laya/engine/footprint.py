@@ -1,0 +1,168 @@
+"""What each part of a served model takes, in bytes: arithmetic from shapes and settings, with measured constants.
+
+In: `ModelShape` (a model's headers) and `PlanSettings` (laya.yaml and the machine). Out: numbers that `budget.py` adds up.
+Pure; any thread. The constants were measured with benchmarks/memory.py, which compares their sum with a real server's peak.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from laya.engine.machine import Memory
+
+MIB = 1 << 20
+# The pool holds two blocks beside the engine's: one of zeros for padding, one for writes that nobody reads.
+SPARE_BLOCKS = 2
+# Logits of a step: int32 sums in two planes, float32 logits and their softmax, 4 bytes each.
+_LOGIT_BYTES = 16
+# Prompt rows whose log-probabilities are computed at once.
+_SCORED_ROWS = 64
+# Interpreter, server and torch resident before a model: measured on CPU; with CUDA's libraries about 1 GiB.
+_PROCESS_BYTES = {"cpu": 256 * MIB, "cuda": 1200 * MIB}
+# A token in the tokenizer: its string in Rust and Python maps, its bytes, its merge.
+_TOKENIZER_BYTES_PER_TOKEN = 700
+# A waiting prompt's token in a Python list (8 bytes, and an int of 28), and a connection with its buffers and one request.
+_QUEUED_TOKEN_BYTES, _CONNECTION_BYTES = 36, 24 << 10
+# A KV block's keys in the prefix cache: two tuples, its token ids, dictionary entries.
+_BLOCK_RECORD_BYTES = 1000
+# An entry of the session table: the key, the backend's name, its place in the order.
+_SESSION_BYTES = 400
+# CUDA context with cuBLAS workspaces, and captured graphs unless `enforce_eager`.
+_CUDA_CONTEXT_BYTES, _CUDA_GRAPH_BYTES = 600 * MIB, 256 * MIB
+# What allocators round up and keep, as a share of the weights (2 %) and at least this.
+_SLACK_SHARE, _SLACK_BYTES = 50, 32 * MIB
+# 4-bit weights with bf16 scale and zero for groups of 32: 0.5 + 4 / 32 bytes each.
+_FOUR_BIT_NUMERATOR, _FOUR_BIT_DENOMINATOR = 5, 8
+# A matrix on its way into its packed form: numbers as bytes and as int32.
+_LOADING_BYTES_PER_WEIGHT = 5
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """A model by its numbers. `tensor_bytes` are the weights as they will be held."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    context_length: int
+    tensor_bytes: int
+    tied_embeddings: bool = False
+    sliding_window: int = 0  # tokens; 0: none
+    window_layers: int = 0  # how many layers see only that much
+    kv_item_bytes: int = 2  # also of activations
+    parameters: int = 0  # 0: unknown
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """One token's keys and values. Layers with a sliding window hold all positions too: their blocks are the others'."""
+        return self.layers * self.kv_heads * self.head_dim * 2 * self.kv_item_bytes
+
+    @property
+    def four_bit_bytes(self) -> int:
+        """About what a 4-bit variant with 8-bit embeddings would take; 0 if unknown."""
+        tables = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+        linears = max(0, self.parameters - tables)
+        return linears * _FOUR_BIT_NUMERATOR // _FOUR_BIT_DENOMINATOR + tables if self.parameters else 0
+
+
+def shape_of(description: dict[str, Any]) -> ModelShape:
+    """From the description that the model room reads from headers; keys that the plan does not use are ignored."""
+    return ModelShape(**{name: description[name] for name in ModelShape.__struct_fields__ if name in description})
+
+
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
+    """What the whole process holds besides its engines; planned with the first of them. Bytes, but for the counts."""
+
+    connections: int = 0
+    buffers: int = 0  # server.max_buffered_bytes
+    cache: int = 0  # the result cache
+    sessions: int = 0  # entries of the hot table
+    store: int = 0  # stored conversations
+    backends: int = 0  # declared by supervised backends
+
+
+class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`device` is cpu or cuda; `device_memory` the card's, or the host's on a CPU. Sizes in bytes.
+
+    `taken_device` and `taken_host` are what engines before this one have planned of the same limits.
+    """
+
+    device: str
+    device_memory: Memory
+    host_memory: Memory
+    utilisation: float = 0.85
+    reserve: int = 1 << 30
+    max_seq_len: int | None = None  # None: the model's window, or what fits
+    max_num_seqs: int = 4
+    prefill_chunk_tokens: int = 512
+    kv_cache: int | None = None  # None: for max_num_seqs whole windows, or what fits
+    swap_space: int = 0
+    enforce_eager: bool = False
+    block_tokens: int = 16
+    queue_tokens: int = 65536
+    shared: Shared | None = Shared()  # None: an engine before has it
+    taken_device: int = 0
+    taken_host: int = 0
+
+
+def host_parts(shape: ModelShape, settings: PlanSettings) -> dict[str, int]:
+    """Host memory by part; those that are 0 are left out, but for process and tokenizer."""
+    shared = settings.shared
+    parts = {
+        "process": _PROCESS_BYTES[settings.device] if shared is not None else 0,
+        "tokenizer": shape.vocab * _TOKENIZER_BYTES_PER_TOKEN,
+        "queue": settings.queue_tokens * _QUEUED_TOKEN_BYTES,
+        "swap": 0 if settings.device == "cpu" else settings.swap_space,
+    }
+    if shared is not None:
+        parts |= {
+            "connections": shared.connections * _CONNECTION_BYTES,
+            "buffers": shared.buffers,
+            "cache": shared.cache,
+            "sessions": shared.sessions * _SESSION_BYTES,
+            "store": shared.store,
+            "backends": shared.backends,
+        }
+    return {name: size for name, size in parts.items() if size or name in ("process", "tokenizer")}
+
+
+def block_bytes(shape: ModelShape, settings: PlanSettings) -> int:
+    """One block of the pool on the device."""
+    return shape.kv_token_bytes * settings.block_tokens
+
+
+def block_records(blocks: int) -> int:
+    """The prefix cache's bookkeeping of so many blocks, in host memory."""
+    return blocks * _BLOCK_RECORD_BYTES
+
+
+def activation_bytes(shape: ModelShape, settings: PlanSettings, window: int) -> int:
+    """The largest prefill chunk beside a full decode batch, at the longest context. One layer's temporaries at a time."""
+    item, kv_width = shape.kv_item_bytes, 2 * shape.kv_heads * shape.head_dim
+    rows = max(settings.prefill_chunk_tokens, settings.max_num_seqs + settings.block_tokens)  # the step's token budget
+    qkv_width = shape.heads * shape.head_dim + kv_width
+    residual = 2 * 4 * shape.hidden + 2 * item * shape.hidden  # float32 stream and its norm, a product's input and output
+    attention = qkv_width * (item + 8) + shape.heads * shape.head_dim * item  # with the float32 copies that are rotated
+    mlp = 3 * shape.intermediate * item
+    gathered = (1 + settings.max_num_seqs) * window * kv_width * item  # the chunk's context, and each decode's
+    masks = settings.prefill_chunk_tokens * window * (item + 1)
+    sampled = max(settings.max_num_seqs, min(_SCORED_ROWS, rows))
+    rotary = window * shape.head_dim * 4  # a complex64 for every position and pair
+    return rows * (residual + max(attention, mlp)) + gathered + masks + sampled * shape.vocab * _LOGIT_BYTES + rotary
+
+
+def loading_bytes(shape: ModelShape) -> int:
+    """What the largest matrix that is packed, gate and up, needs beside its final form; free before the pool is made."""
+    return _LOADING_BYTES_PER_WEIGHT * 2 * shape.intermediate * shape.hidden
+
+
+def runtime_bytes(shape: ModelShape, settings: PlanSettings) -> int:
+    slack = max(_SLACK_BYTES, shape.tensor_bytes // _SLACK_SHARE)
+    if settings.device == "cpu":
+        return slack
+    return slack + _CUDA_CONTEXT_BYTES + (0 if settings.enforce_eager else _CUDA_GRAPH_BYTES)

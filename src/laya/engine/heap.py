@@ -1,0 +1,63 @@
+"""The C library's heap, told when to give memory back: glibc keeps what was freed, and a plan counts what is resident.
+
+In: calls from the engine thread around loading, and from the watchdog's when memory is short. Out: nothing. Where the C
+library is not glibc every call does nothing. Thread-safe, as malloc is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
+# While loading: whatever is larger goes back to the system as soon as it is freed (pieces of weights, dequantised once).
+_LOADING_BYTES = 1 << 20
+# In service: the largest that glibc takes, so that a step's temporaries are used again and not mapped and cleared each time.
+_SERVING_BYTES = 32 << 20
+
+
+def _glibc() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL(None)
+        if hasattr(library, "mallopt") and hasattr(library, "malloc_trim"):
+            return library
+    except (OSError, TypeError):
+        pass
+    return None
+
+
+_library = _glibc()
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Keep the peak of what runs inside near what it leaves behind."""
+    _thresholds(_LOADING_BYTES)
+    try:
+        yield
+    finally:
+        _thresholds(_SERVING_BYTES)
+        trim()
+
+
+def trim() -> None:
+    """Give back free pages of every heap; milliseconds for each gigabyte that is held."""
+    if _library is not None:
+        _library.malloc_trim(0)
+
+
+def _thresholds(size: int) -> None:
+    if _library is not None:
+        _library.mallopt(_M_MMAP_THRESHOLD, size)
+        _library.mallopt(_M_TRIM_THRESHOLD, 2 * size)
+
+
+def loaded_tightly(load: Callable[[], tuple]) -> Callable[[], tuple]:
+    """`load` run with `loading` around it."""
+
+    def run() -> tuple:
+        with loading():
+            return load()
+
+    return run

@@ -1,0 +1,10 @@
+"""Engines of this process, put together from configuration: `plans` (headers to bytes), `engines` (backends), `protection`.
+
+The only rooms beside `app` that see engine and model together. Torch is imported by `engines` alone, and only when asked for
+an engine, so that `laya plan` and the router never load it.
+"""
+
+from laya.inprocess.engines import build_engines
+from laya.inprocess.protection import build_watchdog, memory_gauges
+
+__all__ = ["build_engines", "build_watchdog", "memory_gauges"]

@@ -1,0 +1,150 @@
+"""A backend for each engine of the configuration: checked, planned, and told how to load on its own thread.
+
+In: the configuration. Out: `EngineBackend`s by target name, not started. Torch is imported here and nowhere before. Start-up,
+before anything listens.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from laya import dependencies
+from laya.config import Config, InferenceConfig, served_name
+from laya.engine.backend import EngineBackend
+from laya.engine.heap import loaded_tightly
+from laya.engine.machine import Memory, host_memory
+from laya.engine.settings import EngineSettings
+from laya.engine.step import DeviceLost
+from laya.errors import ConfigError, DeviceGone, EngineDied, StartError
+from laya.inprocess.plans import BLOCK_TOKENS, EnginePlan, Machine, model_path, plan_engines
+from laya.log import Log
+from laya.schema.generation import ModelCard
+
+
+def build_engines(
+    config: Config, *, post: Callable[[Callable[[], None]], Any], on_failed: Callable[[StartError, bool], None], log: Log
+) -> dict[str, EngineBackend]:
+    """One backend for each engine, in the order written. Raises StartError for what would keep one from running.
+
+    `on_failed(error, was_ready)` is called on the loop thread when an engine ends by itself.
+    """
+    for settings in config.engines_by_name().values():
+        model_path(config, settings)  # said before torch is imported, which takes seconds
+    dependencies.check(dependencies.ENGINE)
+    device = _device()
+    for settings in config.engines_by_name().values():
+        _choose(settings, device, log)
+    machine = Machine(host_memory(), _card_memory() if device == "cuda" else None)
+    made = plan_engines(config, machine)
+    _insist(made, log)
+    return {engine.name: _backend(engine, device, post, on_failed, log) for engine in made}
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _choose(settings: InferenceConfig, device: str, log: Log) -> None:
+    """Refuse an engine that this machine cannot run, saying what `auto` would do."""
+    if settings.engine == "nano-vllm":
+        missing = []
+        if device == "cpu":
+            missing.append("a CUDA device")
+        if dependencies.installed_version("nano-vllm") is None and dependencies.installed_version("nano-vllm-fork") is None:
+            missing.append("the nano-vllm package (pip install 'laya-server[nano-vllm]')")
+        if missing:
+            raise StartError(
+                f"inference.engine: nano-vllm needs {' and '.join(missing)}; "
+                f"`engine: auto` would take the torch engine on {device}"
+            )
+        raise StartError("inference.engine: nano-vllm cannot be driven yet; `engine: auto` takes the torch engine")
+    if settings.swap_space and device == "cpu":
+        log.event("warning", "no_effect", text="inference.swap_space does nothing on the CPU: KV is in host memory already")
+    log.event("info", "engine_chosen", engine="torch", device=device, asked=settings.engine)
+
+
+def _card_memory() -> Memory:
+    import torch
+
+    available, total = torch.cuda.mem_get_info()
+    return Memory(total, available)
+
+
+def _insist(made: list[EnginePlan], log: Log) -> None:
+    """A plan that does not fit stops the start with its numbers; one that does is told."""
+    for engine in made:
+        plan = engine.plan
+        if not plan.fits:
+            raise StartError(f"the memory plan does not fit:\n{engine.table()}")
+        if engine.shrunk:
+            log.event("warning", "shrunk", engine=engine.name, **engine.shrunk)
+        asked, own = engine.settings.max_seq_len, engine.description["context_length"]
+        if asked is not None and asked > own:
+            log.event(
+                "warning", "window_clamped", engine=engine.name, asked=asked, window=plan.max_seq_len,
+                text=f"the model's own window is {own} tokens",
+            )  # fmt: skip
+        log.event(
+            "info", "plan", engine=engine.name, device=plan.device, host=plan.host, limit=plan.device_limit,
+            window=plan.max_seq_len, kv_blocks=plan.num_blocks,
+        )  # fmt: skip
+
+
+def _backend(engine: EnginePlan, device: str, post, on_failed, log: Log) -> EngineBackend:
+    try:
+        from laya.model.load import load
+    except ImportError as exc:  # a package of a version that lacks a name we need
+        raise dependencies.unfit(exc) from None
+
+    name, settings, plan = engine.name, engine.settings, engine.plan
+    card = ModelCard(
+        id=served_name(settings), max_model_len=plan.max_seq_len, chat=engine.description["chat_template"],
+        details={"state": "loading", "engine": "torch", "device": device},
+    )  # fmt: skip
+    work = partial(
+        load, engine.path, device=device, max_seq_len=plan.max_seq_len, num_blocks=plan.num_blocks, block_size=BLOCK_TOKENS,
+        threads=settings.threads or max(1, (os.cpu_count() or 2) - 1), max_num_seqs=engine.max_num_seqs,
+        swap_bytes=0 if device == "cpu" else settings.swap_space, prefill_chunk_tokens=settings.prefill_chunk_tokens,
+        model_id=card.id,
+    )  # fmt: skip
+    ready = False
+
+    def on_state(state: str) -> None:
+        nonlocal ready
+        log.event("info", "engine", engine=name, state=state)
+        if state == "ready":
+            ready = True
+            gc.freeze()  # half a million objects of torch: walking them would stall the loop for a tenth of a second
+        elif state == "failed":
+            on_failed(_reason(name, backend.failure, ready), ready)
+
+    backend = EngineBackend(
+        name=name, load=loaded_tightly(work), settings=_bounds(engine), post=post, card=card, on_state=on_state, plan=plan
+    )
+    return backend
+
+
+def _bounds(engine: EnginePlan) -> EngineSettings:
+    names = (
+        "max_concurrent_prefills", "prefill_chunk_tokens", "queue_limit", "queue_tokens", "queue_timeout_s",
+        "step_timeout_s", "max_prompt_tokens",
+    )  # fmt: skip
+    return EngineSettings(max_num_seqs=engine.max_num_seqs, **{name: getattr(engine.settings, name) for name in names})
+
+
+def _reason(name: str, failure: BaseException | None, served: bool) -> StartError:
+    """Why an engine ended, in one line: the package at fault where there is one."""
+    if isinstance(failure, DeviceLost):
+        return DeviceGone(f"engine {name}: the GPU is lost: {failure}")
+    if isinstance(failure, StartError):
+        return failure
+    if failure is None:
+        return EngineDied(f"engine {name} failed")
+    text = f"engine {name} failed: {type(failure).__name__}; its log has the place"
+    return EngineDied(text) if served else dependencies.blame(failure) or ConfigError(text)
