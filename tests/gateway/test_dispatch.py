@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from laya.gateway.dispatch import RETRY, Attempts, Next, after_failure
+from laya.gateway.dispatch import MAX_OTHERS, MAX_UNREACHABLE, RETRY, Attempts, Next, after_failure
 
 
 def decide(failure: str, attempts: Attempts | None = None, **kw) -> Next:
@@ -41,6 +41,6 @@ def test_time_outs_and_broken_answers_are_final(failure):
 
 
 def test_moves_are_bounded():
-    attempts = Attempts()
-    decisions = [decide("connect", attempts) for _ in range(5)]
-    assert decisions[0] is Next.OTHER and decisions[-1] is Next.STOP
+    for failure, most in (("connect", MAX_UNREACHABLE), ("status", MAX_OTHERS)):
+        attempts = Attempts()
+        assert [decide(failure, attempts) for _ in range(most + 2)] == [Next.OTHER] * most + [Next.STOP] * 2

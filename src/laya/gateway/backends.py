@@ -5,20 +5,21 @@ In: configuration and pools at start. Out: `Backend` for forwarding, `Candidate`
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
-from laya.gateway.dispatch import RETRIABLE_STATUS
+from laya.gateway.backend_apis import BackendApis
+from laya.gateway.dispatch import RETRIABLE_STATUS, retry_after_of
 from laya.gateway.exchange import header_value
 from laya.routing.balance import Breaker
 
-BROKEN_STATUS = RETRIABLE_STATUS - {429}  # a busy backend is not a broken one
 CLIENT_PREFIX = b"/v1"
 
 
 class Backend:
     """One entry of `backends`, with its pool. `base` replaces /v1 of the client's path."""
 
-    __slots__ = ("name", "settings", "pool", "authority", "headers", "header_names", "base", "breaker", "healthy")
+    __slots__ = ("name", "settings", "pool", "authority", "headers", "header_names", "base", "breaker", "healthy", "apis")
 
     def __init__(self, name: str, settings, pool) -> None:
         self.name = name
@@ -31,6 +32,7 @@ class Backend:
             self.headers.append((b"authorization", b"Bearer " + settings.key.encode()))
         self.header_names = frozenset(name for name, _ in self.headers)
         self.breaker = Breaker()
+        self.apis = BackendApis(settings.apis)
         self.healthy: bool | None = None  # by its health path; None: never asked
 
     def target(self, request) -> bytes:
@@ -41,43 +43,62 @@ class Backend:
         path = self.base + path
         return path + b"?" + request.query if request.query else path
 
-    def answered(self, status: int, now: Callable[[], float]) -> None:
-        if status in BROKEN_STATUS:
-            self.breaker.failed(now())
+    def answered(self, response, probe: bool, now: Callable[[], float]) -> None:
+        """What the head of an answer says about this backend. `probe`: it answers the request of a half-open breaker."""
+        if response.status in RETRIABLE_STATUS:
+            self.breaker.failed(now(), probe)
+            seconds = retry_after_of(response.fields, time.time())
+            if seconds:
+                self.breaker.cool(now(), seconds)
         elif self.breaker.failures:
             self.breaker.succeeded()
 
 
 class Candidate:
-    """A backend as one target of one route: with the name sent there and its share."""
+    """A backend as one target of one route: with the name sent there and its share. `note` follows the route's name in
+    x-laya-route where another route's target stands in."""
 
     engine = None
-    __slots__ = ("backend_state", "model", "weight", "breaker", "lines")
+    __slots__ = ("backend_state", "name", "model", "weight", "breaker", "note", "lines")
 
-    def __init__(self, route: str, backend: Backend, model: str | None, weight: float | None) -> None:
+    def __init__(self, route: str, backend: Backend, model: str | None, weight: float | None, note: str = "") -> None:
         self.backend_state = backend
+        self.name = backend.name
         self.model = model
         self.weight = backend.settings.weight if weight is None else weight
         self.breaker = backend.breaker
-        self.lines = b"x-laya-route: %b\r\nx-laya-backend: %b\r\n" % (header_value(route), header_value(backend.name))
+        self.note = note
+        self.lines = b"x-laya-route: %b\r\nx-laya-backend: %b\r\n" % (header_value(route + note), header_value(backend.name))
 
     @property
     def load(self) -> int:
         return self.backend_state.pool.inflight
 
+    def usable(self, now: float) -> bool:
+        backend = self.backend_state
+        return backend.healthy is not False and backend.breaker.allows(now)
+
 
 class EngineCandidate:
     """An engine of this process as one target of a route."""
 
-    __slots__ = ("name", "engine", "weight", "breaker")
+    model = None  # an engine answers to any name that a route gives it
+    __slots__ = ("name", "engine", "weight", "note")
 
-    def __init__(self, name: str, engine, weight: float) -> None:
+    def __init__(self, name: str, engine, weight: float, note: str = "") -> None:
         self.name = name
         self.engine = engine
         self.weight = weight
-        self.breaker = Breaker()  # stays closed: a dead engine says so itself
+        self.note = note
 
     @property
     def load(self) -> int:
         figures = self.engine.figures()
         return figures.sequences_running + figures.sequences_waiting
+
+    def usable(self, now: float) -> bool:
+        return self.engine.state not in NOT_NOW
+
+
+# States in which an engine refuses what is offered to it.
+NOT_NOW = frozenset({"loading", "draining", "stopped", "failed"})

@@ -14,6 +14,7 @@ from typing import Any
 from laya.errors import InternalError, LayaError
 from laya.gateway.access import Access
 from laya.gateway.backends import Backend
+from laya.gateway.dispatch import RetryBudget
 from laya.gateway.exchange import JSON_LINE, Exchange, outcome_of
 from laya.gateway.local import LocalExchange
 from laya.gateway.models import ModelList
@@ -21,22 +22,35 @@ from laya.gateway.pages import Pages
 from laya.gateway.plan import HeadPlan
 from laya.gateway.proxy import ProxyExchange
 from laya.gateway.selection import Selection
+from laya.gateway.steering import Steering, Way
 from laya.gateway.store import ResponseStore
+from laya.gateway.stored_responses import PREFIX as STORED_PREFIX
+from laya.gateway.stored_responses import answer_stored
+from laya.gateway.translated_local import TranslatedLocal
+from laya.gateway.translated_proxy import TranslatedProxy
 from laya.log import Log
+from laya.routing.sessions.store import Later, MemorySessions, SessionStore
 from laya.routing.table import RouteTable
 from laya.schema.codec import encode_json
 from laya.schema.fields import READ_ON_LOOP, RoutingFields, read_routing
 from laya.telemetry import Telemetry
 
+# What goes along when a request moves on to a target of another kind.
+# Exchanges of APIs that are translated; all others have the plain kinds.
+LOCAL_KINDS: dict[str | None, Any] = {"responses": TranslatedLocal, "messages": TranslatedLocal}
+PROXY_KINDS: dict[str | None, Any] = {"responses": TranslatedProxy, "messages": TranslatedProxy}
+CARRIED = ("model", "began", "request_id", "attempts", "session", "note")
 Offload = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 
 class Gateway:
-    """`offload(work, done)` runs `work` in the preparation worker and `done(result or LayaError)` on the loop."""
+    """`offload(work, done)` runs `work` in the preparation worker and `done(result or LayaError)` on the loop;
+    `later(seconds, call)` runs `call` on the loop after a while, and its result can be cancelled."""
 
     def __init__(
         self, *, table: RouteTable, backends: dict[str, Backend], engines: dict[str, Any], access: Access, telemetry: Telemetry,
         log: Log, offload: Offload, now: Callable[[], float], pages: Pages, store: ResponseStore | None = None,
+        sessions: SessionStore | None = None, later: Later | None = None,
     ) -> None:  # fmt: skip
         self.table = table
         self.backends = backends
@@ -48,6 +62,10 @@ class Gateway:
         self.now = now
         self.models = ModelList(table, engines)
         self.selection = Selection(table, backends, engines, self.models, now)
+        self.sessions = sessions or MemorySessions(1)
+        self.steering = Steering(self, self.sessions)
+        self.budget = RetryBudget()
+        self.later = later
         self.pages = pages
         self.store = store  # conversations of /v1/responses
         self._run = b"req-" + os.urandom(6).hex().encode()
@@ -77,9 +95,13 @@ class Gateway:
                 self._route(connection, request, body, plan, read_routing(body))
         except LayaError as refused:
             self._refuse(connection, request, body, plan, refused)
-        except Exception as fault:  # the last line of defence: the client gets a clean 500, the log gets the fault
-            self.log.event("error", "fault", where=_origin(fault), kind=type(fault).__name__)
-            self._refuse(connection, request, body, plan, InternalError("The server made a mistake; it is in its log."))
+        except Exception as fault:
+            self._refuse(connection, request, body, plan, self.fault(fault))
+
+    def fault(self, fault: Exception) -> InternalError:
+        """The last line of defence: the client gets a clean 500, the log gets the fault."""
+        self.log.event("error", "fault", where=_origin(fault), kind=type(fault).__name__)
+        return InternalError("The server made a mistake; it is in its log.")
 
     def count_refusal(self, error: LayaError) -> None:
         """An answer given by the connection itself: bytes that were never a request."""
@@ -123,16 +145,64 @@ class Gateway:
     def _route(self, connection, request, body: bytes, plan: HeadPlan, fields: RoutingFields) -> None:
         selection = self.selection
         name, route = selection.route_of(fields.model, plan)
-        candidates = selection.choose(route, fields)
+        candidates = selection.choose(route, fields) if plan.target is None else None
+        if candidates is None:
+            self.steering.steer(Way(connection, request, body, plan, fields, name, route))
+        else:
+            self.dispatch(connection, request, body, plan, fields, name, route, candidates)
+
+    def dispatch(
+        self, connection, request, body: bytes, plan: HeadPlan, fields: RoutingFields, name: str, route, candidates: list,
+        way: Way | None = None,
+    ) -> None:  # fmt: skip
+        """Give the request to the first candidate; `way` is what steering adds."""
         best = candidates[0]
         exchange: Any
         if best.engine is not None:
-            exchange = LocalExchange(self, connection, request, body, plan, route, best)
+            exchange = LOCAL_KINDS.get(plan.api, LocalExchange)(self, connection, request, body, plan, route, best)
+            exchange.fields, exchange.targets, exchange.note = fields, candidates, best.note
         else:
-            exchange = ProxyExchange(self, connection, request, body, plan, fields, route, candidates)
+            kind = PROXY_KINDS.get(plan.api, ProxyExchange)
+            exchange = kind(self, connection, request, body, plan, fields, route, candidates)
         exchange.model = name
+        if way is not None:
+            way.tell(exchange)
         connection.exchange = exchange
         exchange.start()
+
+    def hand_over(self, old, target) -> None:
+        """The request goes on at a target of another kind: another exchange takes the place of `old`."""
+        connection = old.connection
+        targets = [target, *(other for other in old.targets if other is not target)]
+        old.leave()
+        exchange: Any
+        if target.engine is not None:
+            kind = LOCAL_KINDS.get(old.plan.api, LocalExchange)
+            exchange = kind(self, connection, old.request, old.body, old.plan, old.rule, target)
+            exchange.fields, exchange.targets = old.fields, targets
+        else:
+            kind = PROXY_KINDS.get(old.plan.api, ProxyExchange)
+            exchange = kind(self, connection, old.request, old.body, old.plan, old.fields, old.rule, targets)
+        for name in CARRIED:
+            setattr(exchange, name, getattr(old, name))
+        connection.exchange = exchange
+        try:
+            exchange.start()
+        except LayaError as error:
+            exchange.fail(error)
+
+    def guarded(self, way: Way, step: Callable, *arguments: Any) -> None:
+        """A step of steering that was waited for, with the same last line of defence as `accept`."""
+        try:
+            step(way, *arguments)
+        except LayaError as refused:
+            self._refuse(way.connection, way.request, way.body, way.plan, refused)
+        except Exception as fault:
+            self._refuse(way.connection, way.request, way.body, way.plan, self.fault(fault))
+
+    def may_retry(self) -> bool:
+        """The retry budget allows one more."""
+        return self.budget.take(self.selection.turn, self.now())
 
     # -- pages ---------------------------------------------------------------------------------------------------------
 
@@ -144,6 +214,8 @@ class Gateway:
             exchange.answer(200, JSON_LINE, encode_json(self.models.all()), "ok")
         elif path.startswith(b"/v1/models/"):
             exchange.answer(200, JSON_LINE, encode_json(self.models.one(path[len(b"/v1/models/") :])), "ok")
+        elif path.startswith(STORED_PREFIX):
+            answer_stored(exchange)
         else:
             status, content_type, body = self.pages.render(path)
             exchange.answer(status, b"content-type: " + content_type + b"\r\n", body, "ok")

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from laya.errors import InvalidRequest, LayaError
+from laya.errors import ContextLengthExceeded, InvalidRequest, LayaError
 from laya.gateway.api import chat, completions
-from laya.gateway.exchange import DONE, JSON_LINE, STREAMING, WAITING, Exchange
+from laya.gateway.dispatch import Next
+from laya.gateway.exchange import DONE, JSON_LINE, STREAMING, WAITING
+from laya.gateway.moving import MovingExchange
 from laya.schema.fields import READ_ON_LOOP, invalid_body
 from laya.schema.generation import Delta, Finished, GenerationRequest, Queued, Started
 
@@ -45,7 +47,7 @@ class Writer(Protocol):
     def keep_alive(self) -> bytes: ...
 
 
-class LocalExchange(Exchange):
+class LocalExchange(MovingExchange):
     writer: Writer | None = None
     _routed_s = 0.0
     _last_sent = 0.0
@@ -53,6 +55,7 @@ class LocalExchange(Exchange):
 
     def __init__(self, gateway, connection, request, body, plan, route, candidate) -> None:
         super().__init__(gateway, connection, request, body, plan)
+        self.rule = route
         self.route = route.name
         self.backend = candidate.name
         self.engine = candidate.engine
@@ -65,12 +68,16 @@ class LocalExchange(Exchange):
         api = LOCAL_APIS.get(self.plan.api)
         if api is None:
             raise InvalidRequest(f"The model {self.model!r} does not offer this API.", param="model")
-        key = self.plan.key
-        client = key.name if key is not None else self.connection.peer
+        client = self.client_name()
         if len(self.body) > READ_ON_LOOP // 4:  # building every member costs several times what skipping them does
             self.gateway.offload(lambda: self._read(api, client), lambda result: self._have_read(api, result))
         else:
             self._have_read(api, self._read(api, client))
+
+    def client_name(self) -> str:
+        """Who shares the engine fairly with others: the key, else the address."""
+        key = self.plan.key
+        return key.name if key is not None else self.connection.peer
 
     def _read(self, api, client: str) -> tuple:
         """Any thread: touches nothing that changes."""
@@ -78,7 +85,7 @@ class LocalExchange(Exchange):
             request = api.decode(self.body)
         except (ValueError, RecursionError) as exc:  # msgspec's errors and UnicodeDecodeError are ValueErrors
             raise invalid_body(exc) from None
-        return api.generations_of(request, self.request_id.decode("latin-1"), client), request
+        return api.generations_of(request, self.request_id.decode("latin-1"), client, self.engine.card), request
 
     def _have_read(self, api, result) -> None:
         if self.state is DONE:
@@ -87,7 +94,7 @@ class LocalExchange(Exchange):
             self.fail(result)
             return
         generations, request = result
-        self.begin(generations, api.writer_of(request, self.model, len(generations)))
+        self.begin(generations, api.writer_of(request, self.model, len(generations), self.engine.card))
 
     def begin(self, generations: list[GenerationRequest], writer: Writer) -> None:
         """Offer every prompt of the request to the engine."""
@@ -106,7 +113,7 @@ class LocalExchange(Exchange):
 
     # -- the engine's events, through the parts ------------------------------------------------------------------------
 
-    def on_queued(self) -> None:
+    def on_queued(self, event: Queued) -> None:
         if self.writer.stream and self.state is WAITING:
             self.move(STREAMING)
             self.status = 200
@@ -160,8 +167,21 @@ class LocalExchange(Exchange):
         self._release()
         if self.state is STREAMING:
             self._cut_off(error)
-        else:
+        elif len(self.targets) < 2 or not self._try_elsewhere(error):
             self.fail(error)
+
+    def _try_elsewhere(self, error: LayaError) -> bool:
+        """A full queue and a fault go to any other target, a prompt beyond the window to a fallback."""
+        too_long = isinstance(error, ContextLengthExceeded)
+        if not too_long and error.status not in (429, 503) and error.code != "engine_error":
+            return False
+        left = [target for target in self.untried() if target.note or not too_long]
+        failure = "too_long" if too_long else "refused"
+        if self.next_after(failure, left) is not Next.OTHER:
+            return False
+        self.gateway.telemetry.retry(f"engine_{failure}")
+        self.move_to(left[0], failure)
+        return True
 
     def _error_frame(self, error: LayaError) -> bytes:
         return self.writer.error(error)
@@ -185,6 +205,7 @@ class LocalExchange(Exchange):
             self.connection.write(data)
 
     def _release(self) -> None:
+        super()._release()
         for part in self._parts:
             part.cancel()
 
@@ -207,7 +228,7 @@ class Part:
 
     def on_queued(self, event: Queued) -> None:
         if not self.closed:
-            self.exchange.on_queued()
+            self.exchange.on_queued(event)
 
     def on_started(self, event: Started) -> None:
         if not self.closed:

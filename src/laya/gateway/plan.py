@@ -6,9 +6,11 @@ same head again and again, and every decision here depends on nothing else. Loop
 
 from __future__ import annotations
 
-from laya.errors import LayaError, MethodNotAllowed, NotFound
+from laya.errors import LayaError, MethodNotAllowed, NotFound, UpgradeRequired
 from laya.gateway.access import Access
 from laya.gateway.pages import Pages
+from laya.gateway.stored_responses import PREFIX as STORED_PREFIX
+from laya.gateway.stored_responses import check_method
 
 # The APIs with a `model` in their body, by path.
 APIS = {
@@ -30,7 +32,9 @@ MAX_ID_BYTES = 128
 class HeadPlan:
     """`error` is set when the head alone shows that the request cannot be served; `api` is None for a page."""
 
-    __slots__ = ("owner", "error", "api", "path", "key", "coded", "asks", "request_id", "upstream_heads")
+    __slots__ = (
+        "owner", "error", "api", "path", "key", "coded", "asks", "request_id", "target", "session", "upstream_heads",
+    )  # fmt: skip
 
     def __init__(self, owner: object, request, access: Access, pages: Pages) -> None:
         fields = request.fields
@@ -41,7 +45,10 @@ class HeadPlan:
         self.coded = b"content-encoding" in fields
         self.asks = b"x-laya-timing" in fields or b"origin" in fields
         self.request_id = _sane_id(fields.get(b"x-request-id"))
-        self.upstream_heads: dict = {}  # backend -> the head sent there, but for the lines that change
+        named = fields.get(b"x-laya-target")
+        self.target = None if named is None else named.decode("latin-1")
+        self.session = fields.get(b"x-laya-session") or None
+        self.upstream_heads: dict = {}  # target -> the head sent there, but for the lines that change
         self.error: LayaError | None = access.check_place(fields)
         if self.error is None:
             try:
@@ -60,7 +67,13 @@ class HeadPlan:
                 if method == b"POST":
                     self.api = APIS[path]
                 elif method != b"OPTIONS":
+                    if b"upgrade" in request.fields:  # a client that gets this comes back with POST at once
+                        raise UpgradeRequired("This path has no websocket; send a POST.")
                     raise MethodNotAllowed("This path answers POST.")
+                return
+            if path.startswith(STORED_PREFIX):
+                self.path = path
+                check_method(path, method)
                 return
             if pages.has(path):
                 self.path = path

@@ -5,11 +5,12 @@ In: a routed request with its raw body. Out: the backend's answer, bytes untouch
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import perf_counter, time
 
 from laya.errors import BadUpstream, LayaError, Unavailable, UpstreamTimeout
-from laya.gateway.dispatch import RETRIABLE_STATUS, Attempts, Next, after_failure
-from laya.gateway.exchange import STREAMING, WAITING, Exchange
+from laya.gateway.dispatch import MAX_RETRY_AFTER_S, RETRIABLE_STATUS, Next, retry_after_of
+from laya.gateway.exchange import STREAMING, WAITING
+from laya.gateway.moving import MovingExchange
 from laya.schema.codec import encode_json, encode_members
 from laya.wire.reply import header_lines, open_request_head
 
@@ -23,16 +24,20 @@ RESPONSE_DROP = frozenset({b"x-request-id", b"x-laya-route", b"x-laya-backend", 
 # How much of a stream's end is kept to see whether it was whole: `data: [DONE]` with blanks and line ends.
 ENDS_WITH_DONE = frozenset({"chat", "completions"})
 TAIL_BYTES = 64
+# Failures that tell nothing about the backend's health: our own queue, and a kept connection that it had closed.
+SAYS_NOTHING = frozenset({"busy", "stale"})
+# Answers that say when to come back.
+HINTED_STATUS = frozenset({429, 503})
 FRAME_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 # An event longer than this is passed on in pieces: waiting for its end would cost memory and time.
 MAX_PARTIAL = 64 * 1024
 
 
-class ProxyExchange(Exchange):
-    """`targets` are what the route allows, best first; `_target` is where the call is now."""
+class ProxyExchange(MovingExchange):
+    """`_target` is where the call is now."""
 
-    attempts: Attempts | None = None  # made at the first failure: most requests have none
     call = None
+    _probe = False  # this request is the one that a half-open breaker lets through
     _target = None
     _sse = False
     _tail = b""
@@ -43,12 +48,19 @@ class ProxyExchange(Exchange):
     def __init__(self, gateway, connection, request, body, plan, fields, route, targets) -> None:
         super().__init__(gateway, connection, request, body, plan)
         self.fields = fields
+        self.rule = route
         self.route = route.name
         self.targets = targets
 
     def start(self) -> None:
         self._send(self.targets[0])
         self.gateway.telemetry.stages["route"].observe(self._sent_at - self.began)
+
+    def goes_on(self, target) -> bool:
+        if target.engine is not None:
+            return False
+        self._send(target)
+        return True
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -60,19 +72,22 @@ class ProxyExchange(Exchange):
             raise RuntimeError("a request was sent after its answer had begun")
         self.state = WAITING
         if backend.breaker.open_until:
-            backend.breaker.taken(self.gateway.now())
+            self._probe = backend.breaker.taken(self.gateway.now())
         body = self._body_for(target)
-        heads = self.plan.upstream_heads
-        head = heads.get(backend)
+        heads = self._kept_heads()
+        head = heads.get(target)
         if head is None:
-            head = heads[backend] = self._head_for(backend)
+            head = heads[target] = self._head_for(target)
         head += b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (self.request_id, len(body))
         self._sent_at = perf_counter()
         self.call = backend.pool.submit(self, self.request.method, head, body, fresh_only)
 
-    def _head_for(self, backend) -> bytes:
+    def _kept_heads(self) -> dict:
+        return self.plan.upstream_heads
+
+    def _head_for(self, target) -> bytes:
         """The upstream head but for the two lines that change with each request."""
-        request = self.request
+        request, backend = self.request, target.backend_state
         drop = REQUEST_DROP | backend.header_names
         if self.plan.coded:
             drop |= {b"content-encoding"}  # the body was unpacked to be read
@@ -89,11 +104,8 @@ class ProxyExchange(Exchange):
 
     def _next(self, failure: str, error: LayaError) -> None:
         """Retry as the table says, or end with `error`."""
-        untried = self._untried()
-        decision = after_failure(
-            failure, self.attempts, sent_to_client=self.state is STREAMING, candidates_left=bool(untried),
-            retry_ambiguous=self._target.backend_state.settings.retry_ambiguous,
-        )  # fmt: skip
+        left = self.untried()
+        decision = self.next_after(failure, left, retry_ambiguous=self._target.backend_state.settings.retry_ambiguous)
         if decision is Next.STOP:
             self._give_up(error)
             return
@@ -101,13 +113,7 @@ class ProxyExchange(Exchange):
         if decision is Next.SAME_FRESH:
             self._send(self._target, fresh_only=True)
         else:
-            self._send(untried[0])
-
-    def _untried(self) -> list:
-        if self.attempts is None:
-            self.attempts = Attempts()
-        self.attempts.tried.append(self.backend)
-        return [t for t in self.targets if t.backend_state.name not in self.attempts.tried]
+            self.move_to(left[0], failure)
 
     def _give_up(self, error: LayaError) -> None:
         if self.state is STREAMING:
@@ -119,18 +125,21 @@ class ProxyExchange(Exchange):
 
     def on_upstream_head(self, response) -> None:
         status = response.status
-        self._target.backend_state.answered(status, self.gateway.now)
-        if status in RETRIABLE_STATUS and self._try_elsewhere(status):
+        self._target.backend_state.answered(response, self._probe, self.gateway.now)
+        self._probe = False
+        if status >= 400 and self._try_elsewhere(response):
             return
         self.status = status
         lines = response.memo.lines
         if lines is None:
-            lines = response.memo.lines = header_lines([pair for pair in response.headers if pair[0] not in RESPONSE_DROP])
+            lines = _lines_of(response)
+            if status not in HINTED_STATUS:  # their lines hold a time that runs on
+                response.memo.lines = lines
         self._sse = response.fields.get(b"content-type", b"").startswith(b"text/event-stream")
         body = response.body
         if body is not None and not self._sse:
             self.gateway.telemetry.stages["upstream"].observe(perf_counter() - self._sent_at)
-            self.answer(status, lines, body, "ok" if status < 400 else _outcome(status))
+            self.answer(status, lines, body, "ok" if status < 400 else outcome_of_status(status))
             return
         self.move(STREAMING)
         lines += self.own_lines()
@@ -144,6 +153,8 @@ class ProxyExchange(Exchange):
                 self.on_upstream_end()
 
     def own_lines(self) -> bytes:
+        if self.note:
+            return super().own_lines()
         lines = self._target.lines + b"x-request-id: " + self.request_id + b"\r\n"
         return lines + self._asked_lines() if self.plan.asks else lines
 
@@ -152,13 +163,18 @@ class ProxyExchange(Exchange):
             return []
         return [(b"route", self._sent_at - self.began), (b"upstream", perf_counter() - self._sent_at)]
 
-    def _try_elsewhere(self, status: int) -> bool:
-        untried = self._untried()
-        if after_failure("status", self.attempts, sent_to_client=False, candidates_left=bool(untried)) is not Next.OTHER:
+    def _try_elsewhere(self, response) -> bool:
+        """An answer that names overload or a fault goes to any other target, one that names the window to a fallback."""
+        too_long = response.body is not None and b"context_length_exceeded" in response.body
+        if response.status not in RETRIABLE_STATUS and not too_long:
+            return False
+        left = [target for target in self.untried() if target.note or not too_long]
+        failure = "too_long" if too_long else "status"
+        if self.next_after(failure, left) is not Next.OTHER:
             return False
         self.call.cancel()
-        self.gateway.telemetry.retry(f"status_{status}")
-        self._send(untried[0])
+        self.gateway.telemetry.retry("too_long" if too_long else f"status_{response.status}")
+        self.move_to(left[0], failure)
         return True
 
     def on_upstream_data(self, data: bytes) -> None:
@@ -195,7 +211,7 @@ class ProxyExchange(Exchange):
             return
         connection = self.connection
         connection.write(self._partial)
-        self._end("ok" if self.status < 400 else _outcome(self.status))
+        self._end("ok" if self.status < 400 else outcome_of_status(self.status))
         connection.finish()
 
     def _stream_is_whole(self) -> bool:
@@ -204,8 +220,11 @@ class ProxyExchange(Exchange):
     def on_upstream_failure(self, failure, message: str) -> None:
         kind = failure.value
         backend = self._target.backend_state
-        if kind != "busy":
-            backend.breaker.failed(self.gateway.now())
+        if kind not in SAYS_NOTHING:
+            backend.breaker.failed(self.gateway.now(), self._probe)
+        elif self._probe:
+            backend.breaker.released()
+        self._probe = False
         if kind in ("first_byte_timeout", "idle_timeout"):
             error: LayaError = UpstreamTimeout(f"Backend {backend.name}: {message}.")
         elif kind == "busy":
@@ -229,10 +248,23 @@ class ProxyExchange(Exchange):
             self.call.resume()
 
     def _release(self) -> None:
+        super()._release()
         if self.call is not None:
             self.call.cancel()
+        if self._probe:
+            self._probe = False
             self._target.breaker.released()
 
 
-def _outcome(status: int) -> str:
+def _lines_of(response) -> bytes:
+    """The header lines that are passed on. 429 and 503 always say when to come back, in seconds and in milliseconds."""
+    pairs = [pair for pair in response.headers if pair[0] not in RESPONSE_DROP]
+    if response.status not in HINTED_STATUS:
+        return header_lines(pairs)
+    seconds = retry_after_of(response.fields, time())
+    hint = Unavailable("", retry_after=1.0 if seconds is None else min(seconds, MAX_RETRY_AFTER_S))
+    return header_lines([pair for pair in pairs if not pair[0].startswith(b"retry-after")] + hint.hint_headers())
+
+
+def outcome_of_status(status: int) -> str:
     return "client_error" if status < 500 and status != 429 else "upstream_error"

@@ -5,17 +5,37 @@ In: the routing members of a body and the head's plan. Out: candidates for the e
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
-from laya.errors import InvalidRequest, Unavailable
+from laya.errors import Forbidden, InvalidRequest, Unavailable
 from laya.gateway.backends import Backend, Candidate, EngineCandidate
 from laya.gateway.models import ModelList
 from laya.gateway.plan import HeadPlan
 from laya.routing.balance import order
-from laya.routing.table import Route, RouteTable
+from laya.routing.table import Route, RouteTable, Target
 from laya.schema.fields import RoutingFields
+
+
+class Group:
+    """Targets that one decision leads to: the route's own, or those of one rule of `classify`."""
+
+    __slots__ = ("candidates", "fallback")
+
+    def __init__(self, candidates: list[Any], fallback: list[tuple[str, list[Any]]]) -> None:
+        self.candidates = candidates
+        self.fallback = fallback  # (name, candidates) of each fallback route, in the order written
+
+
+class RouteState:
+    """A route's targets as this process reaches them. `steered`: the model name alone does not settle which comes first."""
+
+    __slots__ = ("own", "classes", "steered")
+
+    def __init__(self, own: Group, classes: list[Group], steered: bool) -> None:
+        self.own = own
+        self.classes = classes
+        self.steered = steered
 
 
 class Selection:
@@ -23,12 +43,12 @@ class Selection:
         self, table: RouteTable, backends: dict[str, Backend], engines: dict[str, Any], models: ModelList,
         now: Callable[[], float],
     ) -> None:  # fmt: skip
+        self.turn = 0  # requests for which there was a choice
         self._table = table
         self._backends = backends
         self._engines = engines
         self._models = models
         self._now = now
-        self._turn = itertools.count()
 
     def route_of(self, name: str | None, plan: HeadPlan) -> tuple[str, Route]:
         """(the model name in force, its route). Raises InvalidRequest or ModelNotFound."""
@@ -44,22 +64,101 @@ class Selection:
             raise self._models.not_found(name)
         return name, route
 
-    def choose(self, route: Route, fields: RoutingFields) -> list[Any]:
-        """The route's candidates, best first. Raises Unavailable when none is in this process's reach."""
-        candidates = route.state
-        if candidates is None:
-            candidates = route.state = self._candidates(route)
+    def choose(self, route: Route, fields: RoutingFields) -> list[Any] | None:
+        """The route's candidates, best first; None where `Steering` must look at the request itself. Raises Unavailable when
+        none is in this process's reach."""
+        state = route.state
+        if state is None:
+            state = route.state = self._state(route)
+        if state.steered:
+            return None
+        candidates = state.own.candidates
         if len(candidates) > 1:
-            return order(route.policy, candidates, next(self._turn), self._now())
+            self.turn += 1
+            return order(route.policy, candidates, self.turn, self._now())
         if not candidates:
-            raise Unavailable(f"The route {route.name!r} has no target that this process can reach.")
+            raise self._unreachable(route)
         return candidates
 
-    def _candidates(self, route: Route) -> list[Any]:
-        found: list[Any] = []
-        for target in route.targets:
-            if target.backend in self._engines:
-                found.append(EngineCandidate(target.backend, self._engines[target.backend], target.weight))
-            elif target.backend in self._backends:
-                found.append(Candidate(route.name, self._backends[target.backend], target.model, target.weight))
+    # -- for steering --------------------------------------------------------------------------------------------------
+
+    def group(self, route: Route, rule: int | None) -> Group:
+        """The targets of a rule of `classify`; None or -1: the route's own."""
+        if route.state is None:
+            route.state = self._state(route)
+        return route.state.own if rule is None or rule < 0 else route.state.classes[rule]
+
+    def ordered(self, route: Route, group: Group, preferred: str | None, key) -> list[Any]:
+        """The group's candidates best first, then those of the fallback routes that the key may use, then what is not usable
+        now."""
+        self.turn += 1
+        now = self._now()
+        found = order(route.policy, group.candidates, self.turn, now, preferred=preferred)
+        if group.fallback:
+            others = [
+                c for name, candidates in group.fallback if key is None or key.routes is None or name in key.routes
+                for c in order("least_busy", candidates, self.turn, now)
+            ]  # fmt: skip
+            found = [c for c in found if c.usable(now)] + [c for c in others if c.usable(now)] + [
+                c for c in (*found, *others) if not c.usable(now)
+            ]  # fmt: skip
+        if not found:
+            raise self._unreachable(route)
         return found
+
+    def usable(self, group: Group, name: str) -> bool:
+        now = self._now()
+        return any(candidate.name == name and candidate.usable(now) for candidate in group.candidates)
+
+    def override(self, route: Route, plan: HeadPlan) -> Any:
+        """The target that x-laya-target names. Raises InvalidRequest for an unknown one, Forbidden where the key forbids it."""
+        name = plan.target
+        if name not in self._backends and name not in self._engines:
+            raise InvalidRequest("x-laya-target names no backend or engine of this server.")
+        key = plan.key
+        if key is not None and key.routes is not None and name not in key.routes and name not in self._reached_by(key.routes):
+            raise Forbidden("This key may not use the target that x-laya-target names.")
+        named = (target for target in _targets(route) if target.backend == name)
+        return self._candidate(route, next(named, Target(name)))
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _reached_by(self, routes: tuple[str, ...]) -> set[str]:
+        """Every target that these routes lead to."""
+        allowed = (self._table.routes[name] for name in routes if name in self._table.routes)
+        return {target.backend for route in allowed for target in _targets(route)}
+
+    def _unreachable(self, route: Route) -> Unavailable:
+        return Unavailable(f"The route {route.name!r} has no target that this process can reach.")
+
+    def _state(self, route: Route) -> RouteState:
+        fallback = [
+            (name, found)
+            for name in route.fallback
+            if (found := self._candidates(self._table.routes[name], route, f"; fallback={name}"))
+        ]
+        own = Group(self._candidates(route, route), fallback)
+        classes = [Group(self._reachable(group, route), fallback) for group in route.classify.groups] if route.classify else []
+        affine = route.policy in ("prefix", "session") and len(own.candidates) > 1
+        return RouteState(own, classes, bool(classes or fallback or affine))
+
+    def _candidates(self, source: Route, route: Route, note: str = "") -> list[Any]:
+        """Of a route that classifies and has no targets of its own, those that stand last."""
+        targets = source.targets or (source.classify.groups[-1] if source.classify else ())
+        return self._reachable(targets, route, note)
+
+    def _reachable(self, targets, route: Route, note: str = "") -> list[Any]:
+        found = (self._candidate(route, target, note) for target in targets)
+        return [candidate for candidate in found if candidate is not None]
+
+    def _candidate(self, route: Route, target: Target, note: str = "") -> Any:
+        if target.backend in self._engines:
+            return EngineCandidate(target.backend, self._engines[target.backend], target.weight, note)
+        if target.backend in self._backends:
+            return Candidate(route.name, self._backends[target.backend], target.model, target.weight, note)
+        return None
+
+
+def _targets(route: Route) -> list[Target]:
+    groups = route.classify.groups if route.classify else []
+    return [*route.targets, *(target for group in groups for target in group)]

@@ -244,6 +244,7 @@ def open_journal(config: Config, post: Callable[[Callable[[], None]], Any]) -> J
     router = config.router
     if router.mode not in ("hybrid", "persistent"):
         return None
-    journal = Journal(config.path_of(router.path), flush_s=router.flush_ms / 1000 if router.mode == "hybrid" else 0.0, post=post)
+    flush_s = router.flush_ms / 1000 if router.mode == "hybrid" else 0.0
+    journal = Journal(config.path_of(router.path), flush_s=flush_s, post=post)
     journal.start()
     return journal
