@@ -7,10 +7,12 @@ in-process engine.
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import os
 import time
 import traceback
+from typing import NoReturn
 
 from laya import __version__, dependencies
 from laya.config import Config
@@ -60,21 +62,23 @@ async def _serve(config: Config, role: str, log: Log) -> int:
     def engine_failed(error: StartError, was_ready: bool) -> None:
         """An engine that cannot start ends the process; one that dies later does so where nothing else could answer."""
         log.event("error", "engine_failed", text=str(error))
-        if not was_ready or not backends:
+        if not was_ready or not _healthy(backends, engines):
             failures.append(error)
             server.stop()
 
     backends = _backends(config, role, clock, loop)
-    engines = {}
+    engines, watchdog = {}, None
     if role == "serve" and config.engines_by_name():
-        from laya.inprocess import build_engines
+        from laya.inprocess import build_engines, build_watchdog, memory_gauges
 
         engines = build_engines(config, post=loop.call_soon_threadsafe, on_failed=engine_failed, log=log)
+        watchdog = build_watchdog(config, engines, loop.call_soon_threadsafe, log)
+        telemetry.gauges.append(lambda: memory_gauges(watchdog, engines))
     table = RouteTable.compile(config, {engine.card.id: name for name, engine in engines.items()})
     loopback = _is_loopback(config.server.host)
     journal = open_journal(config, loop.call_soon_threadsafe)
     store = ResponseStore(max_bytes=config.router.responses.max_bytes, ttl_s=config.router.responses.ttl_s, journal=journal)
-    components = _components(table, backends, engines, server)
+    components = _components(table, backends, engines, server, watchdog)
     server.gateway = Gateway(
         table=table, backends=backends, engines=engines,
         access=Access(config.auth, config.server.cors_origins, loopback=loopback), telemetry=telemetry, log=log,
@@ -94,15 +98,19 @@ async def _serve(config: Config, role: str, log: Log) -> int:
         log.event("warning", "open_to_all", text="no auth.keys off loopback: all who reach this address may use it")
     log.event("info", "listening", version=__version__, role=role, addresses=server.addresses,
               seconds=round(time.perf_counter() - began, 3))  # fmt: skip
+    gc.freeze()  # what start-up made stays for good: the collector need not walk it under traffic
     for engine in engines.values():
         engine.start()
         clock.add(EngineTick(engine))
+    if watchdog is not None:
+        watchdog.start()
     await server.run()
     probe.stop()
+    if watchdog is not None:
+        watchdog.stop()
     for engine in engines.values():
         engine.stop(0.0)  # what it ran for clients has ended with the drain
-    for engine in engines.values():
-        await loop.run_in_executor(None, engine.join, 5.0)
+    ended = [await loop.run_in_executor(None, engine.join, 5.0) for engine in engines.values()]
     for backend in backends.values():
         backend.pool.close()
     worker.stop()
@@ -110,9 +118,18 @@ async def _serve(config: Config, role: str, log: Log) -> int:
         await loop.run_in_executor(None, journal.stop, 5.0)
     clock.stop()
     if failures:
+        if not all(ended):
+            _leave(failures[0], log)
         raise failures[0]
     log.event("info", "stopped")
     return 0
+
+
+def _leave(error: StartError, log: Log) -> NoReturn:
+    """An engine thread hangs in its device: the interpreter's own end would wait for the driver, perhaps for ever."""
+    log.stop()
+    os.write(2, f"laya: {error}\n".encode())
+    os._exit(error.exit_code)
 
 
 class EngineTick:
@@ -160,7 +177,7 @@ def _ready(backends: dict[str, Backend], engines: dict, server: Server) -> bool:
     """This role can serve: an engine is ready, or some backend may be picked."""
     if server.draining:
         return False
-    engine_ready = any(engine.status()["state"] == "ready" for engine in engines.values())
+    engine_ready = any(s["state"] == "ready" and not s.get("stuck") for s in (engine.status() for engine in engines.values()))
     return engine_ready or any(b.healthy is not False and b.breaker.state != 2 for b in backends.values())
 
 
@@ -169,9 +186,10 @@ def _healthy(backends: dict[str, Backend], engines: dict) -> bool:
     return bool(backends) or not engines or any(engine.status()["state"] != "failed" for engine in engines.values())
 
 
-def _components(table: RouteTable, backends: dict[str, Backend], engines: dict, server: Server):
+def _components(table: RouteTable, backends: dict[str, Backend], engines: dict, server: Server, watchdog):
     def components() -> dict:
         return {
+            **({"watchdog": watchdog.status()} if watchdog is not None else {}),
             "server": {
                 "draining": server.draining, "connections": len(server.connections), "buffered_bytes": server.ledger.held,
             },

@@ -22,14 +22,15 @@ from laya.errors import LayaError, RateLimited
 class Offer:
     """A prepared request on its way to the engine. `owner` hears of it; the engine only passes it back."""
 
-    __slots__ = ("prepared", "owner", "client", "tokens", "choices", "taken", "submitted_at", "group")
+    __slots__ = ("prepared", "owner", "client", "tokens", "choices", "reserved", "taken", "submitted_at", "group")
 
     def __init__(self, prepared: Prepared, owner: Any, submitted_at: float) -> None:
         self.prepared = prepared
         self.owner = owner
         self.client = prepared.request.client
         self.tokens = len(prepared.prompt_ids)
-        self.choices = prepared.request.sampling.n
+        self.reserved = prepared.request.sampling.n  # places kept while it was prepared
+        self.choices = prepared.choices
         self.taken = 0  # choices handed to the engine; written under the admission's lock
         self.submitted_at = submitted_at
         self.group: Any = None  # the engine thread's own record once a choice was taken
@@ -88,7 +89,7 @@ class Admission:
     def offer(self, offer: Offer) -> None:
         """Queue a reserved request. Raises RateLimited when its tokens exceed the bound; its places are then given back."""
         with self._changed:
-            self._reserved -= offer.choices
+            self._reserved -= offer.reserved
             self._refuse_closed()
             if self._tokens and self._tokens + offer.tokens > self._settings.queue_tokens:
                 raise self._full(f"{self._tokens} prompt tokens wait and the limit is {self._settings.queue_tokens}")

@@ -61,17 +61,17 @@ class BlockPool:
             parent = self._serials[block]
         return found
 
-    def cost(self, token_ids: list[int], salt: str) -> int:
-        """How far `available` falls when a sequence of these tokens starts: blocks others use already cost nothing."""
+    def cost(self, token_ids: list[int], salt: str, tail: int = 0) -> int:
+        """How far `available` falls when a sequence of these tokens and `tail` more starts: blocks in use cost nothing."""
         shared = sum(1 for block in self.match(token_ids, salt) if self._refs[block])
-        return self.blocks_for(len(token_ids)) - shared
+        return self.blocks_for(len(token_ids) + tail) - shared
 
-    def start(self, sequence: Sequence, salt: str, *, reuse: bool = True) -> bool:
+    def start(self, sequence: Sequence, salt: str, *, reuse: bool = True, limit: int | None = None) -> bool:
         """Give a sequence without blocks a table for all its known tokens; False, and nothing taken, if they are short.
 
-        With `reuse` the cached prefix is shared and `num_computed` set past it.
+        With `reuse` the cached prefix is shared and `num_computed` set past it; with `limit` only of the first so many tokens.
         """
-        shared = self.match(sequence.token_ids, salt) if reuse else []
+        shared = self.match(sequence.token_ids if limit is None else sequence.token_ids[:limit], salt) if reuse else []
         for block in shared:
             if self._refs[block] == 0:
                 del self._idle[block]

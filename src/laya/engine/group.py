@@ -22,7 +22,7 @@ class Group:
 
     __slots__ = (
         "offer", "request", "sequences", "prompt_ready", "announced", "over", "cached_tokens", "completion_tokens", "ended",
-        "prompt_logprobs", "started_at", "first_token_at", "_seed",
+        "prompt_logprobs", "started_at", "first_token_at", "told", "_seed",
     )  # fmt: skip
 
     def __init__(self, offer: Offer, now: float) -> None:
@@ -40,6 +40,7 @@ class Group:
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         if sampling.prompt_logprobs is not None:
             self.prompt_logprobs = [None] * len(offer.prepared.prompt_ids)
+        self.told: dict[tuple[int, int], float] = {}  # what the runs over options have told
         self.started_at = now
         self.first_token_at = 0.0
         self._seed = random.getrandbits(_SEED_BITS) if sampling.seed is None else sampling.seed
@@ -54,8 +55,14 @@ class Group:
         if index > 0 and sampling.prompt_logprobs is not None:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         seed = (self._seed + index) % (1 << _SEED_BITS)
-        sequence = Sequence(seq_id, self.offer.prepared.prompt_ids, sampling, index=index, seed=seed)
+        prepared = self.offer.prepared
+        ids = prepared.prompt_ids if prepared.options is None else prepared.prompt_ids + prepared.options.paths[index]
+        sequence = Sequence(seq_id, ids, sampling, index=index, seed=seed)
         sequence.request = self
+        if prepared.options is not None:
+            sequence.asked = prepared.options.asked(index, len(prepared.prompt_ids))
+        if prepared.grammar is not None:
+            sequence.grammar = prepared.grammar.fork()
         sequence.arrival = self.offer.submitted_at
         self.sequences.append(sequence)
         return sequence
@@ -74,8 +81,10 @@ class Group:
         return Started(len(prepared.prompt_ids), self.cached_tokens, shown, prepared.prompt_text)
 
     def finished(self, now: float) -> Finished:
+        prepared = self.offer.prepared
         return Finished(
-            prompt_tokens=len(self.offer.prepared.prompt_ids),
+            option_logprobs=None if prepared.options is None else prepared.options.totals(self.told),
+            prompt_tokens=len(prepared.prompt_ids),
             cached_tokens=self.cached_tokens,
             completion_tokens=self.completion_tokens,
             queue_s=self.started_at - self.offer.submitted_at,

@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from laya.engine.grammar import Grammar, GrammarCompiler
+from laya.engine.options import OptionPaths
 from laya.engine.step import Tokenizer
 from laya.errors import ContextLengthExceeded, InternalError, InvalidRequest, LayaError, RateLimited, Unavailable
 from laya.schema.generation import ChatPrompt, GenerationRequest
@@ -42,6 +44,17 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: list[int]
     max_new_tokens: int
     prompt_text: str | None  # as given, or decoded from given ids; None for a chat
+    grammar: Grammar | None = None  # each choice takes a fork
+    options: OptionPaths | None = None  # then each choice is one of its runs, and nothing is generated
+
+    @property
+    def choices(self) -> int:
+        return self.request.sampling.n if self.options is None else len(self.options.paths)
+
+    @property
+    def tail(self) -> int:
+        """Tokens that a choice may have behind the prompt from the start."""
+        return self.options.longest if self.options is not None else 0
 
 
 def longest_token_bytes(tokenizer: Tokenizer) -> int:
@@ -50,10 +63,12 @@ def longest_token_bytes(tokenizer: Tokenizer) -> int:
     return max(spelled, _LONGEST_SPECIAL_BYTES)
 
 
-def prepare(request: GenerationRequest, tokenizer: Tokenizer, limits: PromptLimits) -> Prepared:
-    """Tokenise and check. Raises InvalidRequest, ContextLengthExceeded among them, with the message for the client."""
+def prepare(
+    request: GenerationRequest, tokenizer: Tokenizer, limits: PromptLimits, grammars: GrammarCompiler | None = None
+) -> Prepared:  # fmt: skip
+    """Tokenise, compile and check. Raises InvalidRequest, ContextLengthExceeded among them, with the message for the client."""
     sampling = request.sampling
-    if request.grammar is not None:
+    if request.grammar is not None and grammars is None:
         raise InvalidRequest("This engine does not offer structured output.", param="response_format")
     outside = next((key for key in sampling.logit_bias or () if not 0 <= key < tokenizer.vocab_size), None)
     if outside is not None:
@@ -68,7 +83,8 @@ def prepare(request: GenerationRequest, tokenizer: Tokenizer, limits: PromptLimi
         raise ContextLengthExceeded(
             f"Prompts are limited to {min(caps)} tokens here, however the prompt is {count} tokens.", param=param
         )
-    room = limits.window - count
+    options = _option_paths(request, tokenizer, limits.window - count, param) if request.options else None
+    room = limits.window - count if options is None else 0
     text = request.prompt if isinstance(request.prompt, str) else None
     if isinstance(request.prompt, list):
         text = tokenizer.decode(prompt_ids)
@@ -77,7 +93,19 @@ def prepare(request: GenerationRequest, tokenizer: Tokenizer, limits: PromptLimi
         prompt_ids=prompt_ids,
         max_new_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room),
         prompt_text=text,
+        grammar=grammars.compile(*request.grammar) if request.grammar is not None else None,
+        options=options,
     )
+
+
+def _option_paths(request: GenerationRequest, tokenizer: Tokenizer, room: int, param: str) -> OptionPaths:
+    ids = [tokenizer.encode(option, add_special=False) for option in request.options]
+    paths = OptionPaths(ids, min(tokenizer.eos_token_ids, default=None))
+    if paths.longest >= room:
+        raise ContextLengthExceeded(
+            f"The prompt leaves room for {room - 1} tokens, however the longest option needs {paths.longest}.", param=param
+        )
+    return paths
 
 
 def encode(prompt: ChatPrompt | str | list[int], tokenizer: Tokenizer, limits: PromptLimits) -> list[int]:

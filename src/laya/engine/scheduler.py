@@ -189,8 +189,9 @@ class Scheduler:
 
     def _start(self, sequence: Sequence) -> bool:
         """Blocks for all known tokens, the cached prefix shared. Its own log-probabilities need every position computed."""
-        request = sequence.request.request
-        if not self.blocks.start(sequence, request.salt, reuse=sequence.sampling.prompt_logprobs is None):
+        request, prepared = sequence.request.request, sequence.request.offer.prepared
+        limit = None if prepared.options is None else len(prepared.prompt_ids)  # figures are wanted from its last token on
+        if not self.blocks.start(sequence, request.salt, reuse=sequence.sampling.prompt_logprobs is None, limit=limit):
             return False
         if not sequence.request.announced:  # later starts find their own blocks again: that is no saving
             sequence.num_cached = sequence.request.cached_tokens = sequence.num_computed
@@ -225,13 +226,12 @@ class Scheduler:
     def _fits(self, offer: Offer) -> bool:
         if offer.taken:  # before its prompt is ready it is only parked
             return not offer.group.prompt_ready or self._has_room(self._cost_of_choice(offer))
-        prompt_ids = offer.prepared.prompt_ids
-        return self._has_room(self.blocks.blocks_for(len(prompt_ids))) or self._has_room(
-            self.blocks.cost(prompt_ids, offer.prepared.request.salt)
-        )
+        whole = self.blocks.blocks_for(len(offer.prepared.prompt_ids) + offer.prepared.tail)
+        return self._has_room(whole) or self._has_room(self._cost_of_choice(offer))
 
     def _cost_of_choice(self, offer: Offer) -> int:
-        return self.blocks.cost(offer.prepared.prompt_ids, offer.prepared.request.salt)
+        prepared = offer.prepared
+        return self.blocks.cost(prepared.prompt_ids, prepared.request.salt, prepared.tail)
 
     def _drop_swapped(self, sequence: Sequence) -> None:
         ticket, sequence.swap_ticket = sequence.swap_ticket, None

@@ -27,7 +27,7 @@ class Sequence:
 
     __slots__ = (
         "seq_id", "request", "index", "token_ids", "num_prompt_tokens", "num_computed", "num_cached", "block_table",
-        "status", "sampling", "grammar", "seed", "arrival", "extra", "chain", "num_registered", "swap_ticket", "answer",
+        "status", "sampling", "grammar", "seed", "arrival", "extra", "chain", "num_registered", "swap_ticket", "answer", "asked",
     )  # fmt: skip
 
     def __init__(self, seq_id: int, prompt_ids: list[int], sampling: SamplingParams, *, index: int = 0, seed: int = 0) -> None:
@@ -48,6 +48,8 @@ class Sequence:
         self.chain: int | str = ""  # prefix-cache identity of the last registered block; the tenant's salt before the first
         self.num_registered = 0  # blocks of the table already offered to the prefix cache
         self.swap_ticket: Any = None  # what Runner.swap_out gave while its KV lies in host memory
+        # Position -> (node, next tokens whose log-probabilities are wanted there), when options are scored.
+        self.asked: dict[int, tuple[int, list[int]]] | None = None
         self.answer: Any = None  # turns its tokens into text and decides where it ends
 
     def __len__(self) -> int:

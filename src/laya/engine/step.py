@@ -42,7 +42,7 @@ class Sampled:
     entry j belongs to position j).
     """
 
-    __slots__ = ("token_id", "logprob", "top", "prompt_logprobs", "error")
+    __slots__ = ("token_id", "logprob", "top", "prompt_logprobs", "error", "told")
 
     def __init__(
         self,
@@ -57,6 +57,8 @@ class Sampled:
         self.top = top
         self.prompt_logprobs = prompt_logprobs
         self.error = error
+        # (node, token) -> log-probability, for the positions of `sequence.asked` in this run
+        self.told: dict[tuple[int, int], float] | None = None
 
 
 class Runner(Protocol):

@@ -151,6 +151,8 @@ class EngineLoop:
             if outcome.error is not None:
                 raise outcome.error
             sampled = self.scheduler.commit(work, outcome)
+            if outcome.told:
+                group.told |= outcome.told
             if outcome.prompt_logprobs and group.prompt_logprobs is not None:
                 self._keep_prompt_logprobs(group, work, outcome)
             if sampled and not group.prompt_ready:

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 
+import msgspec
 import numpy as np
 import torch
 
@@ -63,6 +64,7 @@ def load(
         "architecture": spec.architecture, "quantization": checkpoint.quantization, "dtype": resolved, "device": str(place),
         "parameters": sum(t.rows * t.columns for t in checkpoint.tensors.values()), "engine": "torch",
         "max_num_seqs": max_num_seqs, "prefill_chunk_tokens": prefill_chunk_tokens,
+        "chat_style": msgspec.to_builtins(tokenizer.chat_style),
     }  # fmt: skip
     card = ModelCard(
         id=model_id or default_id(path), max_model_len=window, chat=has_chat_template(checkpoint),

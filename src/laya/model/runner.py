@@ -15,7 +15,7 @@ from laya.model.attention import Planner
 from laya.model.batch_plan import BatchPlan, BatchPlanner, scores_prompt
 from laya.model.kv_cache import KVCache, SwapTicket
 from laya.model.layers import Decoder
-from laya.model.sampler import sample, score
+from laya.model.sampler import sample, score, tell
 from laya.schema.generation import SamplingParams
 
 SCORED_ROWS = 64  # prompt rows whose logits exist at once: 64 x 152,000 x 4 bytes are 39 MB, a whole chunk's would be 300
@@ -47,6 +47,8 @@ class TorchRunner:
         for i, item in enumerate(plan.items):
             if i not in broken and scores_prompt(item):
                 results[i].prompt_logprobs = self._score_prompt(hidden, plan, i)
+            if i not in broken and item.sequence.asked:
+                results[i].told = self._tell(hidden, plan, i)
         ordered: list[Sampled] = [results[0]] * len(results)
         for i, place in enumerate(plan.order):
             ordered[place] = results[i]
@@ -90,6 +92,19 @@ class TorchRunner:
             at = row + begin - first
             entries += score(self.decoder.logits(hidden[at : at + len(targets)]), targets, sequence.sampling.prompt_logprobs or 0)
         return entries
+
+    def _tell(self, hidden: torch.Tensor, plan: BatchPlan, i: int) -> dict[tuple[int, int], float]:
+        """Log-probabilities of the next tokens asked for at positions of this run."""
+        item = plan.items[i]
+        asked = item.sequence.asked
+        positions = [position for position in range(item.start, item.start + item.count) if position in asked]
+        told: dict[tuple[int, int], float] = {}
+        first = plan.first_rows[i] + plan.extra[i] - item.start
+        for begin in range(0, len(positions), SCORED_ROWS):
+            some = positions[begin : begin + SCORED_ROWS]
+            logits = self.decoder.logits(hidden[[first + position for position in some]])
+            told |= tell(logits, [asked[position] for position in some])
+        return told
 
     @torch.inference_mode()
     def swap_out(self, blocks: list[int]) -> SwapTicket | None:

@@ -58,6 +58,16 @@ def score(logits: torch.Tensor, targets: list[int], top: int) -> list[tuple[floa
     return list(zip(chosen, likeliest, strict=True))
 
 
+def tell(logits: torch.Tensor, asked: list[tuple[int, list[int]]]) -> dict[tuple[int, int], float]:
+    """(node, token) -> log-probability of the token in that node's row, of the model's own distribution."""
+    logprobs = torch.log_softmax(logits, dim=-1)
+    told = {}
+    for row, (node, tokens) in enumerate(asked):
+        for token, value in zip(tokens, logprobs[row, tokens].tolist(), strict=True):
+            told[node, token] = value
+    return told
+
+
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) that depends on nothing else: two rounds of a 64-bit mixer (splitmix64's) over both."""
     return (_mix(_mix(seed & _MASK) ^ (position & _MASK)) >> 32) / 2**32

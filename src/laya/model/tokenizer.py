@@ -22,6 +22,8 @@ from laya.model.pretokenizers import WHOLE_WORDS_FIRST, pre_tokenizer
 from laya.model.spec import BrokenModel, UnsupportedModel
 from laya.model.token_bytes import byte_level_bytes, sentencepiece_bytes
 from laya.model.tokenizer_source import TOOL_TEMPLATE, TokenizerSource, read_source
+from laya.model.tool_prompt import ToolForm
+from laya.schema.chat_style import SPELLED_MARKS, style_of
 
 CONTROL, USER_DEFINED = 3, 4  # token types of a GGUF vocabulary
 
@@ -38,6 +40,8 @@ class ModelTokenizer:
         self._plain = plain_ids  # added words that stand for their own text
         self._to_bytes = byte_level_bytes if byte_level else sentencepiece_bytes
         self._templates = {name: ChatTemplate(text, source.special_words) for name, text in source.templates.items()}
+        self._tool_forms = {name: ToolForm(text) for name, text in source.templates.items()}
+        self.chat_style = style_of(source.templates.get(TOOL_TEMPLATE) or source.chat_template or "")
         self._add_bos = source.add_bos
         self.bos_token_id = source.bos_token_id
         self.eos_token_ids = source.eos_token_ids
@@ -68,13 +72,18 @@ class ModelTokenizer:
         name = TOOL_TEMPLATE if tools and TOOL_TEMPLATE in self._templates else "default"
         if name not in self._templates:
             raise InvalidRequest("this model has no chat template: it serves completions only", param="messages")
+        messages, tools = self._tool_forms[name].fit(messages, tools)
         return self._templates[name].render(messages, tools, add_generation_prompt, **args)
 
-    def encode_chat(self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool, **args: Any) -> list[int]:
+    def encode_chat(
+        self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool, **args: Any
+    ) -> list[int]:
         return self.encode(self.render_chat(messages, tools, add_generation_prompt, **args), add_special=False)
 
     def _work_out(self, token_id: int) -> bytes:
         word = self._tokenizer.id_to_token(token_id)
+        if word is not None and word in SPELLED_MARKS:
+            return word.encode()
         if word is None or token_id in self._special:
             return b""
         return word.encode() if token_id in self._plain else self._to_bytes(word)

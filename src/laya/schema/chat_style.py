@@ -12,6 +12,10 @@ import msgspec
 CALL_STYLES = ("hermes", "llama3", "mistral", "none")
 # Words of templates that show a style, the most telling first.
 _CALL_MARKS = (("hermes", "<tool_call>"), ("mistral", "[TOOL_CALLS]"), ("llama3", "<|python_tag|>"), ("llama3", "ipython"))
+# Tokens of these words are spelled out although models call them special: answers are read by them.
+SPELLED_MARKS = frozenset({
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>",
+})  # fmt: skip
 _PROMPT_END = re.compile(r"add_generation_prompt.*\Z", re.DOTALL)
 _THOUGHT = re.compile(r"<(/?)think>")
 

@@ -52,8 +52,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     client: str = ""  # fairness key: API key name, else peer address
     salt: str = ""  # separates tenants in the prefix cache
-    grammar: tuple[str, str] | None = None  # (kind, text), kind json_schema | json_object | regex | lark
+    grammar: tuple[str, str] | None = None  # (kind, text), kind json_schema | json_object | regex | lark | tool_calls
     max_prompt_tokens: int | None = None  # cap of the key or route, besides the engine's own
+    options: tuple[str, ...] = ()  # score these as the answer instead of writing one: `Finished.option_logprobs`
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -101,6 +102,7 @@ class Finished(msgspec.Struct, frozen=True):
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    option_logprobs: tuple[float, ...] | None = None  # of each of the request's options, given its prompt
 
 
 class GenerationListener(Protocol):

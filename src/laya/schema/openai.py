@@ -31,6 +31,16 @@ class ResponseFormat(msgspec.Struct, frozen=True):
     json_schema: dict[str, Any] | None = None
 
 
+class StructuredOutputs(msgspec.Struct, frozen=True):
+    """vLLM's member for what `response_format` cannot say: one of these."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None  # in Lark's form
+    json_object: bool | None = None
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """The members that chat and completions share; the second half are vLLM's names for what OpenAI lacks."""
 
@@ -53,6 +63,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -75,6 +86,7 @@ class ChatRequest(Sampling, frozen=True, kw_only=True):
     top_logprobs: TopLogprobs | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

@@ -1,13 +1,19 @@
-"""`POST /v1/chat/completions` for an in-process engine: messages in, one completion or a stream of chunks out."""
+"""`POST /v1/chat/completions` for an in-process engine: the request's messages, tools and form become one generation.
+
+Responses and Messages requests come here too, once they are chat requests. `chat_writer` builds the answer. Pure; any thread.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from laya.errors import InvalidRequest, LayaError
-from laya.gateway.api.sampling import COMMENT_FRAME, DONE_FRAME, chat_logprob, frame, new_id, now, sampling_of, usage_of
-from laya.schema.codec import encode_json
-from laya.schema.generation import ChatPrompt, Delta, Finished, GenerationRequest, Started
+from laya.errors import InvalidRequest
+from laya.gateway.api.chat_writer import ChatWriter
+from laya.gateway.api.sampling import sampling_of
+from laya.gateway.api.structured import grammar_of
+from laya.gateway.api.toolcalls import ToolCallParser, parser_for, style_of_card
+from laya.gateway.api.toolplan import ToolPlan, plan_tools
+from laya.schema.generation import ChatPrompt, GenerationRequest, ModelCard
 from laya.schema.openai import ChatRequest, Message, decode_chat
 
 name = "chat"
@@ -20,19 +26,36 @@ MAX_MESSAGES = 20_000  # far beyond any window; keeps the template's work bounde
 decode = decode_chat
 
 
-def generations_of(request: ChatRequest, request_id: str, client: str) -> list[GenerationRequest]:
+def generations_of(request: ChatRequest, request_id: str, client: str, card: ModelCard) -> list[GenerationRequest]:
     """Always one. Raises InvalidRequest naming the member at fault."""
-    if request.response_format is not None and request.response_format.type != "text":
-        raise InvalidRequest("`response_format` is not supported by the in-process engine.", param="response_format")
+    plan = tools_of(request, card)
     limit = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    tools = () if request.tool_choice == "none" else tuple(request.tools or ())
-    prompt = ChatPrompt(messages=messages_of(request.messages), tools=tools, template_args=request.chat_template_kwargs or {})
+    prompt = ChatPrompt(
+        messages=messages_of(request.messages), tools=plan.shown, template_args=request.chat_template_kwargs or {}
+    )  # fmt: skip
     sampling = sampling_of(request, max_tokens=limit, logprobs=logprobs)
-    salt = request.cache_salt or ""
-    return [GenerationRequest(id=request_id, prompt=prompt, sampling=sampling, client=client, salt=salt)]
+    return [GenerationRequest(
+        id=request_id, prompt=prompt, sampling=sampling, client=client, salt=request.cache_salt or "",
+        grammar=plan.grammar or grammar_of(request, request.response_format),
+    )]  # fmt: skip
+
+
+def tools_of(request: ChatRequest, card: ModelCard) -> ToolPlan:
+    return plan_tools(request.tools, request.tool_choice, request.parallel_tool_calls, style_of_card(card.details))
+
+
+def parser_of(request: ChatRequest, card: ModelCard) -> ToolCallParser:
+    """Reads one choice of the answer. A model that must answer in a given form, or was told not to think, is not thinking."""
+    plan = tools_of(request, card)
+    formed = plan.grammar is not None or grammar_of(request, request.response_format) is not None
+    told = (request.chat_template_kwargs or {}).get("enable_thinking", (request.chat_template_kwargs or {}).get("thinking"))
+    return parser_for(
+        "", style=style_of_card(card.details), tools=bool(plan.shown), names=plan.names,
+        parallel=request.parallel_tool_calls is not False, thinking=not formed and told is not False,
+    )  # fmt: skip
 
 
 def messages_of(messages: list[Message]) -> tuple[dict[str, Any], ...]:
@@ -76,79 +99,5 @@ def text_of(content: str | list[Any] | None, where: str) -> str:
     return "".join(texts)
 
 
-class ChatWriter:
-    """Builds the answer to one request; see `gateway.local.Writer`."""
-
-    def __init__(self, request: ChatRequest, model: str, prompts: int) -> None:
-        self.stream = bool(request.stream)
-        self._usage = bool(request.stream_options and request.stream_options.include_usage)
-        self._logprobs = bool(request.logprobs)
-        self._id = new_id("chatcmpl-")
-        self._model = model
-        self._created = now()
-        n = request.n or 1
-        self._texts: list[list[str]] = [[] for _ in range(n)]
-        self._entries: list[list[dict]] = [[] for _ in range(n)]
-        self._reasons: list[str | None] = [None] * n
-
-    def _chunk(self, choices: list[dict], usage: dict | None = None) -> bytes:
-        chunk = {
-            "id": self._id, "object": "chat.completion.chunk", "created": self._created, "model": self._model,
-            "system_fingerprint": None, "choices": choices,
-        }  # fmt: skip
-        if self._usage:
-            chunk["usage"] = usage
-        return frame(chunk)
-
-    def _choice(self, index: int, delta: dict, logprobs: dict | None = None, reason: str | None = None) -> dict:
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-
-    def head(self) -> bytes:
-        first = {"role": "assistant", "content": "", "refusal": None}
-        return b"".join(self._chunk([self._choice(i, first)]) for i in range(len(self._texts)))
-
-    def started(self, event: Started, first: int = 0) -> bytes:
-        return b""
-
-    def delta(self, event: Delta) -> bytes:
-        index = event.index
-        entries = [chat_logprob(entry) for entry in event.logprobs] if self._logprobs else []
-        if not self.stream:
-            self._texts[index].append(event.text)
-            self._entries[index].extend(entries)
-            if event.finish_reason:
-                self._reasons[index] = event.finish_reason
-            return b""
-        out = b""
-        if event.text or entries:
-            logprobs = {"content": entries, "refusal": None} if self._logprobs else None
-            out = self._chunk([self._choice(index, {"content": event.text}, logprobs)])
-        if event.finish_reason:
-            out += self._chunk([self._choice(index, {}, reason=event.finish_reason)])
-        return out
-
-    def end(self, event: Finished) -> bytes:
-        if self.stream:
-            return (self._chunk([], usage_of(event)) if self._usage else b"") + DONE_FRAME
-        choices = [
-            {
-                "index": i,
-                "message": {"role": "assistant", "content": "".join(text), "refusal": None, "annotations": []},
-                "logprobs": {"content": entries, "refusal": None} if self._logprobs else None,
-                "finish_reason": reason,
-            }
-            for i, (text, entries, reason) in enumerate(zip(self._texts, self._entries, self._reasons, strict=True))
-        ]
-        return encode_json({
-            "id": self._id, "object": "chat.completion", "created": self._created, "model": self._model,
-            "system_fingerprint": None, "choices": choices, "usage": usage_of(event),
-        })  # fmt: skip
-
-    def error(self, error: LayaError) -> bytes:
-        return frame(error.body())
-
-    def keep_alive(self) -> bytes:
-        return COMMENT_FRAME
-
-
-writer_of = ChatWriter
+def writer_of(request: ChatRequest, model: str, prompts: int, card: ModelCard) -> ChatWriter:
+    return ChatWriter(request, model, [parser_of(request, card) for _ in range(request.n or 1)])

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from laya.errors import InvalidRequest, LayaError
 from laya.gateway.api.sampling import COMMENT_FRAME, DONE_FRAME, frame, new_id, now, sampling_of, usage_of
+from laya.gateway.api.structured import grammar_of
 from laya.schema.codec import encode_json
-from laya.schema.generation import Delta, Finished, GenerationRequest, Started, TokenLogprob
+from laya.schema.generation import Delta, Finished, GenerationRequest, ModelCard, Started, TokenLogprob
 from laya.schema.openai import CompletionRequest, decode_completion
 
 name = "completions"
@@ -18,7 +19,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 decode = decode_completion
 
 
-def generations_of(request: CompletionRequest, request_id: str, client: str) -> list[GenerationRequest]:
+def generations_of(request: CompletionRequest, request_id: str, client: str, card: ModelCard) -> list[GenerationRequest]:
     """One for each prompt. Raises InvalidRequest naming the member at fault."""
     if request.suffix:
         raise InvalidRequest("`suffix` is not supported by the in-process engine.", param="suffix")
@@ -30,9 +31,9 @@ def generations_of(request: CompletionRequest, request_id: str, client: str) -> 
     sampling = sampling_of(
         request, max_tokens=limit, logprobs=request.logprobs, prompt_logprobs=request.logprobs if request.echo else None
     )
-    salt = request.cache_salt or ""
+    salt, grammar = request.cache_salt or "", grammar_of(request)
     return [
-        GenerationRequest(id=f"{request_id}-{i}", prompt=prompt, sampling=sampling, client=client, salt=salt)
+        GenerationRequest(id=f"{request_id}-{i}", prompt=prompt, sampling=sampling, client=client, salt=salt, grammar=grammar)
         for i, prompt in enumerate(prompts_of(request.prompt))
     ]  # fmt: skip
 
@@ -68,7 +69,7 @@ def _ids(ids: list, where: str) -> list[int]:
 class CompletionWriter:
     """Builds the answer to one request; see `gateway.local.Writer`."""
 
-    def __init__(self, request: CompletionRequest, model: str, prompts: int) -> None:
+    def __init__(self, request: CompletionRequest, model: str, prompts: int, card: ModelCard) -> None:
         self.stream = bool(request.stream)
         self._usage = bool(request.stream_options and request.stream_options.include_usage)
         self._want = request.logprobs is not None
