@@ -13,6 +13,10 @@ _MATCH = rf"[^\x00-\x1f\x7f]{{1,{MAX_RULE_CHARS}}}"
 _PATH = r"/[!-~]*"
 _URL = r"https?://[^\s/?#]+[^\s?#]*|unix:/[^\s?#]+"
 _HEADER_VALUE = r"[ -~]{0,4096}"
+API_NAMES = (
+    "chat", "completions", "responses", "messages", "embeddings", "rerank", "score", "moderations", "systemone", "audio",
+    "images",
+)  # fmt: skip
 POLICIES = ("round_robin", "weighted", "least_busy", "power_of_two", "prefix", "session")
 
 
@@ -35,6 +39,11 @@ class BackendConfig(Section, kw_only=True):
         str | None,
         about("bearer token sent to it", pattern=r"[!-~]{1,4096}", form="visible ASCII without spaces, never empty",
               secret=True, example="${GPU_BOX_KEY}"),
+    ] = None  # fmt: skip
+    apis: Annotated[
+        tuple[Literal[API_NAMES], ...] | None,
+        about("the APIs it has; requests of the others are translated to chat or refused; null: found out by asking",
+              example=["chat", "embeddings"]),
     ] = None  # fmt: skip
     weight: Annotated[float, about("its share under `weighted`, against the others of a route", gt=0, le=1000)] = 1.0
     max_inflight: Annotated[int, about("requests it gets at the same time", ge=1, le=100_000)] = 64

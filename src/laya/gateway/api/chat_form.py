@@ -12,7 +12,7 @@ import msgspec
 
 from laya.errors import InvalidRequest
 from laya.gateway.api.toolnames import Tool, ToolNames
-from laya.schema.codec import encode_json
+from laya.schema.codec import encode_members
 from laya.schema.fields import invalid_body
 from laya.schema.openai import ChatRequest
 
@@ -39,7 +39,10 @@ class ChatForm(msgspec.Struct, kw_only=True):
             body.pop("max_tokens", None)
         if stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return encode_json(body)
+        try:
+            return encode_members(body)
+        except RecursionError as exc:
+            raise invalid_body(exc) from None
 
     def in_process(self) -> ChatRequest:
         """Raises InvalidRequest naming the member at fault."""

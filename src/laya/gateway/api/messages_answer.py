@@ -17,7 +17,7 @@ from laya.gateway.api.pieces import CallArguments, CallEnd, CallStart, Piece, Re
 from laya.gateway.api.sampling import new_id
 from laya.gateway.api.toolnames import ToolNames
 from laya.schema.anthropic import MessagesRequest
-from laya.schema.codec import encode_json
+from laya.schema.codec import encode_json, encode_members
 from laya.wire.sse import frame
 
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -89,7 +89,7 @@ class MessagesAnswer:
         matched = ending.stop_match if reason == "stop_sequence" else None
         usage = _usage_of(ending.usage)
         if not self.stream:
-            return encode_json({
+            return encode_members({
                 **self._message, "content": self._content, "stop_reason": reason, "stop_sequence": matched, "usage": usage,
             })  # fmt: skip
         delta = {"stop_reason": reason, "stop_sequence": matched}

@@ -14,7 +14,7 @@ from laya.gateway.api.chat_form import ChatForm, function_of, named_choice
 from laya.gateway.api.toolnames import Tool, ToolNames, flat_name
 from laya.gateway.api.turns import GAP, Part, Turns
 from laya.schema.anthropic import Blocks, MessageParam, MessagesRequest, PromptParams
-from laya.schema.codec import encode_json
+from laya.schema.codec import encode_members
 
 BILLING_LINE = "x-anthropic-billing-header:"
 MAX_MESSAGES = 20_000  # far beyond any window; bounds the work on one request
@@ -79,7 +79,7 @@ def _add_assistant(turns: Turns, block: dict[str, Any], where: str) -> None:
     elif kind == "thinking":
         turns.reasoning(_text(block, "thinking", where))
     elif kind == "tool_use":
-        arguments = encode_json(block.get("input") or {}).decode()
+        arguments = encode_members(block.get("input") or {}).decode()
         turns.call(_text(block, "id", where), flat_name(_text(block, "name", where)), arguments)
 
 

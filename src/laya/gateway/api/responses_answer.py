@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from laya.errors import LayaError
 from laya.gateway.api.answer import Ending, Usage
 from laya.gateway.api.pieces import CallArguments, CallEnd, CallStart, Piece, ReasoningPiece, TextPiece
 from laya.gateway.api.responses_items import CallItem, MessageItem, OutputItem, ReasoningItem
 from laya.gateway.api.sampling import new_id, now
 from laya.gateway.api.toolnames import ToolNames
-from laya.schema.codec import encode_json
+from laya.schema.codec import encode_json, encode_members
 from laya.schema.responses import ResponsesRequest
 from laya.wire.sse import frame
 
@@ -76,7 +78,7 @@ class ResponsesAnswer:
         response["incomplete_details"] = {"reason": incomplete} if incomplete else None
         if self._keep is not None:
             self._keep(response["id"], response)
-        return out + self._lifecycle(f"response.{response['status']}") if self.stream else encode_json(response)
+        return out + self._lifecycle(f"response.{response['status']}") if self.stream else encode_members(response)
 
     def error(self, error: LayaError) -> bytes:
         """Whatever went before: response.failed, with a text and a code that clients act on."""
@@ -130,13 +132,13 @@ class ResponsesAnswer:
     def _events(self, events: list[dict[str, Any]]) -> bytes:
         return b"".join([self._event(event) for event in events]) if self.stream else b""
 
-    def _event(self, event: dict[str, Any]) -> bytes:
+    def _event(self, event: dict[str, Any], encode: Callable[[Any], bytes] = encode_json) -> bytes:
         event["sequence_number"] = self._sequence
         self._sequence += 1
-        return frame(encode_json(event), event["type"].encode())
+        return frame(encode(event), event["type"].encode())
 
     def _lifecycle(self, kind: str) -> bytes:
-        return self._event({"type": kind, "response": self._response}) if self.stream else b""
+        return self._event({"type": kind, "response": self._response}, encode_members) if self.stream else b""
 
 
 def _response_of(request: ResponsesRequest, model: str, stored: bool) -> dict[str, Any]:
@@ -150,11 +152,18 @@ def _response_of(request: ResponsesRequest, model: str, stored: bool) -> dict[st
         "reasoning": {"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
         "safety_identifier": request.safety_identifier, "service_tier": "default", "store": stored,
         "temperature": 1.0 if request.temperature is None else request.temperature,
-        "text": {"format": (text and text.format) or {"type": "text"}, "verbosity": (text and text.verbosity) or "medium"},
-        "tool_choice": request.tool_choice or "auto", "tools": request.tools or [], "top_logprobs": 0,
+        "text": {
+            "format": _as_given(text and text.format, {"type": "text"}), "verbosity": (text and text.verbosity) or "medium",
+        },
+        "tool_choice": _as_given(request.tool_choice, "auto"), "tools": _as_given(request.tools, []), "top_logprobs": 0,
         "top_p": 1.0 if request.top_p is None else request.top_p, "truncation": "disabled", "usage": None,
-        "user": request.user, "metadata": request.metadata or {},
+        "user": request.user, "metadata": _as_given(request.metadata, {}),
     }  # fmt: skip
+
+
+def _as_given(value: Any, default: Any) -> msgspec.Raw:
+    """What the answer repeats of the request: encoded once, however many events repeat it."""
+    return msgspec.Raw(encode_members(value or default))
 
 
 def _incomplete_reason(reason: str) -> str | None:

@@ -12,7 +12,7 @@ from laya.errors import InvalidRequest
 from laya.gateway.api.chat_form import CUSTOM_PARAMETERS, ChatForm, function_of, named_choice
 from laya.gateway.api.toolnames import Tool, ToolNames, flat_name
 from laya.gateway.api.turns import GAP, Part, Turns
-from laya.schema.codec import encode_json
+from laya.schema.codec import encode_members
 from laya.schema.responses import PASSED_ON, ResponsesRequest
 
 Item = dict[str, Any]
@@ -90,7 +90,7 @@ def _add(turns: Turns, item: Item, where: str, tools: list[dict[str, Any]]) -> N
         name = flat_name(_text(item, "name", where), item.get("namespace"))
         turns.call(_text(item, "call_id", where), name, _arguments(item.get("arguments")))
     elif kind == "custom_tool_call":
-        given = encode_json({"input": _text(item, "input", where)}).decode()
+        given = encode_members({"input": _text(item, "input", where)}).decode()
         turns.call(_text(item, "call_id", where), flat_name(_text(item, "name", where), item.get("namespace")), given)
     elif kind in ("function_call_output", "custom_tool_call_output"):
         turns.result(_text(item, "call_id", where), _parts(item.get("output"), f"{where}.output"))
@@ -174,7 +174,7 @@ def _text(source: dict[str, Any], key: str, where: str) -> str:
 
 
 def _arguments(given: object) -> str:
-    return given if isinstance(given, str) else encode_json(given if given is not None else {}).decode()
+    return given if isinstance(given, str) else encode_members(given if given is not None else {}).decode()
 
 
 # -- tools -----------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,147 @@
+"""Requests of the APIs that are turned into chat: read, joined with the conversation they go on from, translated.
+
+In: an exchange with its body. Out: `Translating.read` calls `translated` with what `Api.translate` made, at once or when a
+worker or the store has answered. Large bodies are read in the preparation worker. Loop thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from laya.errors import InvalidRequest, LayaError, NotFound
+from laya.gateway.api import messages, responses
+from laya.gateway.api.answer import Answer
+from laya.gateway.api.chat_form import ChatForm
+from laya.gateway.exchange import DONE, STREAMING, Exchange, outcome_of
+from laya.schema.fields import READ_ON_LOOP, invalid_body
+
+# Building every member of a body costs about four times what skipping them does, and so does writing a conversation.
+WORK_ON_LOOP = READ_ON_LOOP // 4
+
+TRANSLATED: dict[str, Any] = {"responses": responses, "messages": messages}
+
+
+class Translation(Protocol):
+    form: ChatForm
+    stream: bool
+
+    def answer(self, model: str, keep: Callable[[str, Callable[[], bytes]], None] | None) -> Answer: ...
+
+
+class Translating(Exchange):
+    """What exchanges of these APIs share, whoever answers. `rule` is the route."""
+
+    rule: Any
+
+    def counts(self) -> bool:
+        """The request asks for a number of tokens, not for an answer."""
+        return self.plan.path == messages.COUNT_PATH
+
+    def read(self) -> None:
+        """Raises LayaError for what can be said at once; then nothing more is called."""
+        api = TRANSLATED[self.plan.api]
+        decode = api.decode_count if self.counts() else api.decode
+        self._work(len(self.body), lambda: _decoded(decode, self.body), lambda request: self._join(api, request))
+
+    def translated(self, translation: Translation, made: Any) -> None:
+        """For subclasses: go on. `made` is what `prepared` gave."""
+
+    def prepared(self, translation: Translation) -> Any:
+        """For subclasses: more that is worth a worker. Any thread."""
+
+    def _join(self, api, request) -> None:
+        """With the conversation that the request goes on from."""
+        previous = api.previous_of(request)
+        if previous is None:
+            self._translate(api, request, None)
+            return
+        if self.rule.redact:
+            raise InvalidRequest(
+                "`previous_response_id` cannot be used on a route that redacts: nothing is stored there.",
+                param="previous_response_id",
+            )
+        store = self.gateway.store
+        if store is None:
+            self._found(api, request, previous, None)
+        else:
+            store.get(previous, self._scope(), lambda kept: self._guarded(self._found, api, request, previous, kept))
+
+    def _found(self, api, request, previous: str, kept: bytes | None) -> None:
+        if kept is None:
+            raise NotFound(
+                f"Previous response with id {previous[:100]!r} not found.", param="previous_response_id",
+                code="previous_response_not_found",
+            )  # fmt: skip
+        self._translate(api, request, kept)
+
+    def _translate(self, api, request, kept: bytes | None) -> None:
+        def work() -> tuple[Translation, Any]:
+            translation = api.translate(request, kept)
+            return translation, self.prepared(translation)
+
+        self._work(len(self.body) + len(kept or b""), work, lambda pair: self.translated(*pair))
+
+    # -- what is stored ------------------------------------------------------------------------------------------------
+
+    def keeper(self) -> Callable[[str, Callable[[], bytes]], None] | None:
+        """Stores conversations under the key's name; None where nothing may be stored."""
+        return None if self.rule.redact or self.gateway.store is None else self._keep
+
+    def _keep(self, id: str, value: Callable[[], bytes]) -> None:
+        store, scope = self.gateway.store, self._scope()
+        if len(self.body) <= WORK_ON_LOOP:
+            store.put(id, scope, value())
+        else:
+            self.gateway.offload(value, lambda made: None if isinstance(made, LayaError) else store.put(id, scope, made))
+
+    def _scope(self) -> str:
+        return self.plan.key.name if self.plan.key is not None else ""
+
+    # -- steps that may wait -------------------------------------------------------------------------------------------
+
+    def _work(self, size: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """`then(work())`, here or with the work in a worker. Raises LayaError only where it is done here."""
+        if size <= WORK_ON_LOOP:
+            then(work())
+            return
+
+        def done(result: Any) -> None:
+            if isinstance(result, LayaError):
+                raise result
+            then(result)
+
+        self.gateway.offload(work, lambda result: self._guarded(done, result))
+
+    def _guarded(self, step: Callable[..., None], *arguments: Any) -> None:
+        """A step that goes on after waiting: the client may have left, and an error has nobody above to answer it."""
+        if self.state is DONE:
+            return
+        try:
+            step(*arguments)
+        except LayaError as error:
+            self.fail(error)
+        except Exception as fault:
+            self.fail(self.gateway.fault(fault))
+
+    # -- the end of a stream that fails --------------------------------------------------------------------------------
+
+    def finish_with(self, error: LayaError, frames: bytes) -> None:
+        """These APIs have an event that ends a stream with an error: after it the stream itself ends as it should."""
+        connection = self.connection
+        self._end(outcome_of(error))
+        if connection.write(frames):
+            connection.finish()
+
+    def fail(self, error: LayaError, outcome: str | None = None) -> None:
+        if self.state is STREAMING:
+            self._cut_off(error)
+        else:
+            super().fail(error, outcome)
+
+
+def _decoded(decode: Callable[[bytes], Any], body: bytes) -> Any:
+    try:
+        return decode(body)
+    except (ValueError, RecursionError) as exc:  # msgspec's errors and UnicodeDecodeError are ValueErrors
+        raise invalid_body(exc) from None
