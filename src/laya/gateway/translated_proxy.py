@@ -85,6 +85,7 @@ class TranslatedProxy(Translating, ProxyExchange):
             where = f"backends.{target.name}.apis"
             raise InvalidRequest(f"The backend has neither this API nor chat completions, by {where}.", param="model")
         self._waits_for = (target, fresh_only)
+        self._target, self.backend = target, target.name
         if self._translation is None:
             self.read()
         else:
@@ -95,7 +96,6 @@ class TranslatedProxy(Translating, ProxyExchange):
         self._translation = translation
         target, fresh_only = self._waits_for
         if self.counts():
-            self._target = target
             size = len(encode_members([translation.form.body["messages"], translation.form.body.get("tools")]))
             body = encode_json({"input_tokens": max(1, round(size / BYTES_PER_TOKEN))})
             self.answer(200, JSON_LINE + b"x-laya-estimate: tokens\r\n", body, "ok")
