@@ -96,6 +96,8 @@ def whole(data: bytes, heads: dict, limits: Limits) -> tuple | None:
     The most common segment by far, taken in one step: what it accepts, the long way accepts with the same result.
     """
     head_end = data.find(b"\r\n\r\n", 0, limits.max_head_bytes)
+    if head_end < 0:
+        return None
     at = data.find(_LENGTH, 0, head_end)
     if at < 0:
         known = heads.get(data[:head_end])
