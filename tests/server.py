@@ -27,6 +27,7 @@ class Laya:
         config = {**config, "server": {"port": 0, "drain_timeout_s": 5, **config.get("server", {})}}
         path = directory / f"laya-{time.monotonic_ns()}.yaml"
         path.write_text(json.dumps(config))  # JSON is YAML
+        self.path = path
         self.lines: list[dict] = []
         self.other: list[str] = []
         self._listening = threading.Event()

@@ -10,18 +10,22 @@ import asyncio
 import gc
 import ipaddress
 import os
+import signal
 import time
 import traceback
+from collections.abc import Callable
 from typing import NoReturn
 
 from laya import __version__, dependencies
-from laya.config import Config
+from laya.config import Config, load
 from laya.config.structs import BackendConfig
 from laya.errors import StartError
 from laya.gateway.access import Access
 from laya.gateway.backends import Backend
+from laya.gateway.figures import routing_components, routing_counters, routing_gauges
 from laya.gateway.front import Gateway
 from laya.gateway.pages import Pages
+from laya.gateway.reload import Reloader
 from laya.gateway.store import ResponseStore
 from laya.log import Log, forward_logging
 from laya.net.clock import Clock
@@ -30,6 +34,7 @@ from laya.net.pool import Pool
 from laya.net.server import Server
 from laya.net.worker import Worker
 from laya.routing.sessions.journal import open_journal
+from laya.routing.sessions.store import open_sessions
 from laya.routing.table import RouteTable
 from laya.telemetry import Exposition, Telemetry, resident_bytes
 
@@ -66,7 +71,10 @@ async def _serve(config: Config, role: str, log: Log) -> int:
             failures.append(error)
             server.stop()
 
-    backends = _backends(config, role, clock, loop)
+    def pooled(name: str, settings: BackendConfig) -> Backend:
+        return Backend(name, settings, Pool(name, settings, clock, loop))
+
+    backends = _backends(config, role, {}, pooled)
     engines, watchdog = {}, None
     if role == "serve" and config.engines_by_name():
         from laya.inprocess import build_engines, build_watchdog, memory_gauges
@@ -74,26 +82,54 @@ async def _serve(config: Config, role: str, log: Log) -> int:
         engines = build_engines(config, post=loop.call_soon_threadsafe, on_failed=engine_failed, log=log)
         watchdog = build_watchdog(config, engines, loop.call_soon_threadsafe, log)
         telemetry.gauges.append(lambda: memory_gauges(watchdog, engines))
-    table = RouteTable.compile(config, {engine.card.id: name for name, engine in engines.items()})
+    engine_ids = {engine.card.id: name for name, engine in engines.items()}
+    table = RouteTable.compile(config, engine_ids)
     loopback = _is_loopback(config.server.host)
     journal = open_journal(config, loop.call_soon_threadsafe)
+    sessions = open_sessions(config.router, journal, loop.call_later)
+    clock.add(sessions)
     store = ResponseStore(max_bytes=config.router.responses.max_bytes, ttl_s=config.router.responses.ttl_s, journal=journal)
-    components = _components(table, backends, engines, server, watchdog)
-    server.gateway = Gateway(
+    gateway = server.gateway = Gateway(
         table=table, backends=backends, engines=engines,
         access=Access(config.auth, config.server.cors_origins, loopback=loopback), telemetry=telemetry, log=log,
         offload=worker.offload, now=lambda: clock.now, store=store,
+        sessions=sessions, later=loop.call_later,
         pages=Pages(
             Exposition(telemetry), ready=lambda: _ready(backends, engines, server), healthy=lambda: _healthy(backends, engines),
-            components=components, metrics_open=loopback,
+            components=lambda: _components(gateway, server, watchdog, reloader), metrics_open=loopback,
         ),
     )  # fmt: skip
-    telemetry.gauges.append(lambda: _gauges(server, backends, engines, log))
-    telemetry.counters.append(lambda: _counters(engines))
+
+    def apply(new: Config, compiled: RouteTable) -> None:
+        """Backends of unchanged settings stay, with connections, counts and breakers; the others end with their calls."""
+        found = _backends(new, role, backends, pooled)
+        gone = [backend for name, backend in backends.items() if found.get(name) is not backend]
+        backends.clear()
+        backends.update(found)
+        gateway.adopt(compiled, Access(new.auth, config.server.cors_origins, loopback=loopback))
+        probe.watch(list(backends.values()))
+        for backend in gone:
+            backend.pool.retire()
+
+    reloader = Reloader(
+        config, load=lambda: load(config.source), compile=lambda new: RouteTable.compile(new, engine_ids), apply=apply,
+        post=loop.call_soon_threadsafe, log=log, show_errors=loopback,
+    )  # fmt: skip
+    telemetry.gauges.extend((
+        lambda: _gauges(server, engines, log), lambda: routing_gauges(gateway),
+        lambda: [("laya_config_reload_failed", {}, int(reloader.failed))],
+    ))  # fmt: skip
+    telemetry.counters.extend((
+        lambda: _counters(engines), lambda: routing_counters(gateway),
+        lambda: [("laya_config_reloads", {}, reloader.reloads)],
+    ))  # fmt: skip
     await server.listen()
     clock.start()
-    probe = HealthProbe(list(backends.values()))
-    probe.start()
+    probe = HealthProbe()
+    probe.watch(list(backends.values()))
+    reloader.start()
+    terminal = os.isatty(0)
+    loop.add_signal_handler(signal.SIGHUP, lambda: server.stop() if terminal and not os.isatty(0) else reloader.request())
     if not loopback and not config.auth.keys:
         log.event("warning", "open_to_all", text="no auth.keys off loopback: all who reach this address may use it")
     log.event("info", "listening", version=__version__, role=role, addresses=server.addresses,
@@ -105,6 +141,7 @@ async def _serve(config: Config, role: str, log: Log) -> int:
     if watchdog is not None:
         watchdog.start()
     await server.run()
+    reloader.stop()
     probe.stop()
     if watchdog is not None:
         watchdog.stop()
@@ -142,8 +179,11 @@ class EngineTick:
         self._engine.tick()
 
 
-def _backends(config: Config, role: str, clock: Clock, loop: asyncio.AbstractEventLoop) -> dict[str, Backend]:
-    """Every server a route may send to; in the role `router` that includes the engine process behind `local`."""
+def _backends(
+    config: Config, role: str, present: dict[str, Backend], pooled: Callable[[str, BackendConfig], Backend]
+) -> dict[str, Backend]:
+    """Every server a route may send to; in the role `router` that includes the engine process behind `local`. Those `present`
+    with the same settings are kept."""
     settings = {name: backend for name, backend in config.backends.items() if backend.url}
     if role == "router":
         for name, engine in config.engines_by_name().items():
@@ -151,8 +191,11 @@ def _backends(config: Config, role: str, clock: Clock, loop: asyncio.AbstractEve
                 settings[name] = BackendConfig(url=engine.listen, base="/v1")
     result = {}
     for name, backend in settings.items():
+        if name in present and present[name].settings == backend:
+            result[name] = present[name]
+            continue
         try:
-            result[name] = Backend(name, backend, Pool(name, backend, clock, loop))
+            result[name] = pooled(name, backend)
         except (ValueError, OSError) as exc:
             raise StartError(f"backends.{name}.url: {exc}") from None
     return result
@@ -186,35 +229,24 @@ def _healthy(backends: dict[str, Backend], engines: dict) -> bool:
     return bool(backends) or not engines or any(engine.status()["state"] != "failed" for engine in engines.values())
 
 
-def _components(table: RouteTable, backends: dict[str, Backend], engines: dict, server: Server, watchdog):
-    def components() -> dict:
-        return {
-            **({"watchdog": watchdog.status()} if watchdog is not None else {}),
-            "server": {
-                "draining": server.draining, "connections": len(server.connections), "buffered_bytes": server.ledger.held,
-            },
-            "engines": {name: engine.status() for name, engine in engines.items()},
-            "backends": {
-                name: {
-                    "healthy": b.healthy, "breaker": ("closed", "half-open", "open")[b.breaker.state],
-                    "inflight": b.pool.inflight,
-                }
-                for name, b in backends.items()
-            },
-        }  # fmt: skip
-
-    return components
+def _components(gateway: Gateway, server: Server, watchdog, reloader: Reloader) -> dict:
+    """The JSON of /ready."""
+    return {
+        **({"watchdog": watchdog.status()} if watchdog is not None else {}),
+        "server": {
+            "draining": server.draining, "connections": len(server.connections), "buffered_bytes": server.ledger.held,
+        },
+        "engines": {name: engine.status() for name, engine in gateway.engines.items()},
+        **routing_components(gateway),
+        "config": reloader.status(),
+    }  # fmt: skip
 
 
-def _gauges(server: Server, backends: dict[str, Backend], engines: dict, log: Log):
+def _gauges(server: Server, engines: dict, log: Log):
     yield "laya_connections", {}, len(server.connections)
     yield "laya_buffered_bytes", {}, server.ledger.held
     yield "laya_log_lines_dropped", {}, log.dropped
     yield "laya_host_memory_bytes", {"kind": "rss"}, resident_bytes()
-    for name, backend in backends.items():
-        yield "laya_backend_up", {"backend": name}, int(backend.healthy is not False and backend.breaker.state != 2)
-        yield "laya_backend_inflight", {"backend": name}, backend.pool.inflight
-        yield "laya_breaker_state", {"backend": name}, backend.breaker.state
     for name, engine in engines.items():
         figures = engine.figures()
         yield "laya_sequences_running", {"engine": name}, figures.sequences_running

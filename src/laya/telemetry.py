@@ -45,6 +45,15 @@ HELP = {
     "laya_sequences_allowed": "How many sequences may run: concurrency opens step by step after the start.",
     "laya_plan_bytes": "The memory plan, by part.",
     "laya_log_lines_dropped": "Log lines lost because the writer fell behind.",
+    "laya_sessions": "Sessions whose target is known in memory.",
+    "laya_session_evictions": "Sessions that left memory to make room.",
+    "laya_session_late": "Steps of the session table that did not end within router.timeout_ms.",
+    "laya_session_table_degraded": "1 while the disk does not take the sessions.",
+    "laya_session_table_errors": "What the disk refused, by kind.",
+    "laya_responses_bytes": "Stored conversations in memory.",
+    "laya_route_decisions": "Requests by what led to their target: a rule of `classify`, or an override.",
+    "laya_retry_budget_exhausted": "Retries that the budget did not allow.",
+    "laya_config_reloads": "Configurations taken over while running.",
     "laya_config_reload_failed": "1 when the last reload was refused and the old configuration stays.",
 }
 

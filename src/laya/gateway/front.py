@@ -14,6 +14,7 @@ from typing import Any
 from laya.errors import InternalError, LayaError
 from laya.gateway.access import Access
 from laya.gateway.backends import Backend
+from laya.gateway.decision import DecisionExchange
 from laya.gateway.dispatch import RetryBudget
 from laya.gateway.exchange import JSON_LINE, Exchange, outcome_of
 from laya.gateway.local import LocalExchange
@@ -37,7 +38,7 @@ from laya.telemetry import Telemetry
 
 # What goes along when a request moves on to a target of another kind.
 # Exchanges of APIs that are translated; all others have the plain kinds.
-LOCAL_KINDS: dict[str | None, Any] = {"responses": TranslatedLocal, "messages": TranslatedLocal}
+LOCAL_KINDS: dict[str | None, Any] = {"responses": TranslatedLocal, "messages": TranslatedLocal, "systemone": DecisionExchange}
 PROXY_KINDS: dict[str | None, Any] = {"responses": TranslatedProxy, "messages": TranslatedProxy}
 CARRIED = ("model", "began", "request_id", "attempts", "session", "note")
 Offload = Callable[[Callable[[], Any], Callable[[Any], None]], None]
@@ -71,6 +72,15 @@ class Gateway:
         self._run = b"req-" + os.urandom(6).hex().encode()
         self._count = itertools.count(1)
 
+    def adopt(self, table: RouteTable, access: Access) -> None:
+        """Serve by these rules and keys from the next request on; `backends` was changed in place. Requests under way keep
+        what they have."""
+        turn = self.selection.turn
+        self.table, self.access = table, access
+        self.models = ModelList(table, self.engines)
+        self.selection = Selection(table, self.backends, self.engines, self.models, self.now)
+        self.selection.turn = turn
+
     # -- the connection's calls ----------------------------------------------------------------------------------------
 
     def precheck(self, connection, request) -> LayaError | None:
@@ -80,7 +90,7 @@ class Gateway:
     def accept(self, connection, request, body: bytes) -> None:
         """Answer the request, now or later. Nothing a client sends ends in an exception here."""
         plan = request.memo.plan
-        if plan is None or plan.owner is not self:
+        if plan is None or plan.owner is not self.table:
             plan = self._plan(request)
         if plan.error is not None:
             self._refuse(connection, request, body, plan, plan.error)
@@ -111,7 +121,7 @@ class Gateway:
         return b"%b%08x" % (self._run, next(self._count))
 
     def _plan(self, request) -> HeadPlan:
-        plan = request.memo.plan = HeadPlan(self, request, self.access, self.pages)
+        plan = request.memo.plan = HeadPlan(self.table, request, self.access, self.pages)
         return plan
 
     def _refuse(self, connection, request, body: bytes, plan: HeadPlan, error: LayaError) -> None:

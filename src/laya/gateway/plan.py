@@ -38,7 +38,7 @@ class HeadPlan:
 
     def __init__(self, owner: object, request, access: Access, pages: Pages) -> None:
         fields = request.fields
-        self.owner = owner  # the gateway that made it: another one (after a reload) makes its own
+        self.owner = owner  # the route table it was made under: after a reload it is made anew
         self.path = request.path
         self.api: str | None = None
         self.key = None

@@ -58,6 +58,7 @@ class Pool:
         self._idle: list[UpstreamConnection] = []
         self._open = 0
         self._connecting = 0
+        self._retired = False
         self._waiting: deque[Call] = deque()
         self._tasks: set[asyncio.Task] = set()
         self.tls = ssl.create_default_context() if self.address.tls else None
@@ -92,6 +93,13 @@ class Pool:
         for task in self._tasks:
             task.cancel()
 
+    def retire(self) -> None:
+        """The backend is not configured any more: what runs and waits here goes on to its end, nothing is kept for later."""
+        self._retired = True
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.drop()
+
     def forget(self, call: Call) -> None:
         """A waiting call was cancelled; it is skipped when its turn comes."""
         self.inflight -= 1
@@ -107,6 +115,9 @@ class Pool:
         call = self._next_call(reused=True)
         if call is not None:
             connection.send(call)
+            return
+        if self._retired:
+            connection.drop()
             return
         connection.deadline = self.clock.now + IDLE_S
         self._idle.append(connection)
@@ -125,6 +136,8 @@ class Pool:
     def on_tick(self, now: float) -> None:
         while self._waiting and now > self._waiting[0].deadline:
             self._fail(self._waiting.popleft(), Failure.BUSY, "no connection to the backend became free in time")
+        if self._retired and not self.inflight:
+            self.clock.discard(self)
 
     # -- growing -------------------------------------------------------------------------------------------------------
 
