@@ -210,7 +210,8 @@ class ProxyExchange(MovingExchange):
             self._cut_off(BadUpstream("The backend ended its stream before the answer was complete."))
             return
         connection = self.connection
-        connection.write(self._partial)
+        if self._partial and not connection.write(self._partial):
+            return  # the reader was cut off, and this exchange cancelled with it
         self._end("ok" if self.status < 400 else outcome_of_status(self.status))
         connection.finish()
 
