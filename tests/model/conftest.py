@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import gguf
 import pytest
 import torch
@@ -12,18 +10,16 @@ from laya.model.load import load
 
 from . import tiny
 
-SMOLLM2 = Path(__file__).parents[2] / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-
 
 @pytest.fixture(scope="session", autouse=True)
-def _two_threads():
-    torch.set_num_threads(2)
+def _one_thread():
+    """Tiny products gain nothing from a second thread, and waiting for one on a busy machine costs the most."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def smollm2_path() -> str:
-    assert SMOLLM2.is_file(), f"{SMOLLM2.name} is missing under models/: run `make model`"
-    return str(SMOLLM2)
+def smollm2_path(model_path) -> str:
+    return str(model_path)
 
 
 @pytest.fixture(scope="session")

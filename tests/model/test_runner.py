@@ -77,6 +77,22 @@ def test_close_frees_the_model(tmp_path):
         runner.memory()
 
 
+def test_a_decode_with_4_bit_weights_is_the_same_to_the_bit_in_any_batch(smollm2):
+    """Beside shorter and longer contexts, padded or not, and beside a prefill."""
+    runner, _, _ = smollm2
+    top = SamplingParams(temperature=0.0, logprobs=5)
+    tables = [range(0, 20), range(20, 40), range(40, 60), range(60, 110), range(110, 160)]
+    made = [sequence(prompt_ids(n, seed=n, vocab=40000), t, top) for n, t in zip((20, 33, 90, 300, 700), tables, strict=True)]
+    for seq in made:
+        prefill(runner, seq)
+        seq.token_ids.append(77)
+    steps = [Scheduled(seq, len(seq) - 1, 1) for seq in made]
+    alone = [runner.run([step])[0].top for step in steps]
+    chunk = Scheduled(sequence(prompt_ids(50), range(170, 180)), 0, 50)
+    assert [r.top for r in runner.run(steps)] == alone
+    assert [r.top for r in runner.run([chunk, *steps[::-1]])[1:]] == alone[::-1]
+
+
 def test_a_seed_gives_the_same_text_alone_in_a_batch_and_after_preemption(smollm2):
     """With 4-bit weights too: a decode's numbers do not depend on its batch, bit for bit."""
     runner, tokenizer, _ = smollm2

@@ -6,11 +6,10 @@ first), then prefill chunks; results are given back in the scheduler's order by 
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from laya.engine.step import Scheduled
-from laya.model.attention import AttentionPlan, Planner
+from laya.model.attention_plan import AttentionPlan, KVWrite, Planner
 
 
 class BatchPlan:
@@ -19,7 +18,7 @@ class BatchPlan:
     `extra[i]` is 1 where a row before the item's own was computed again for a prompt's log-probabilities.
     """
 
-    __slots__ = ("items", "order", "extra", "first_rows", "last_rows", "token_ids", "positions", "slots", "plans")
+    __slots__ = ("items", "order", "extra", "first_rows", "last_rows", "token_ids", "positions", "write", "plans")
 
     def __init__(self, items: list[Scheduled], order: list[int], extra: list[int]) -> None:
         self.items = items
@@ -29,7 +28,7 @@ class BatchPlan:
         self.last_rows: list[int] = []
         self.token_ids: torch.Tensor
         self.positions: torch.Tensor
-        self.slots: torch.Tensor
+        self.write: KVWrite
         self.plans: dict[int | None, AttentionPlan]
 
 
@@ -64,10 +63,10 @@ class BatchPlanner:
             slots.extend(self._slots(sequence.block_table, start, end, again))
             plan.last_rows.append(len(ids) - 1)
         device = self.planner.device
-        plan.token_ids, plan.positions, plan.slots = (
-            torch.from_numpy(np.array(values, dtype=np.int64)).to(device) for values in (ids, positions, slots)
-        )
-        plan.plans = {window: self.planner.plan(plan.slots, decodes, prefills, window) for window in self.windows}
+        plan.token_ids = torch.tensor(ids, dtype=torch.int64, device=device)
+        plan.positions = torch.tensor(positions, dtype=torch.int64, device=device)
+        plan.write = KVWrite(slots, self.planner.cache)
+        plan.plans = {window: self.planner.plan(plan.write, decodes, prefills, window) for window in self.windows}
         return plan
 
     def _slots(self, table: list[int], start: int, end: int, again: int) -> list[int]:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import torch
 
+# Views of runs of blocks kept for the next step: a lone decode asks for the same run `block_size` times.
+RUNS_KEPT = 64
+
 
 class SwapTicket:
     """Where swapped blocks lie in the host pool, in their sequence's order."""
@@ -40,6 +43,23 @@ class KVCache:
         swap_blocks = swap_bytes // block_bytes
         self.host = torch.empty((swap_blocks, layers, *shape[2:]), dtype=dtype, pin_memory=device.type == "cuda").zero_()
         self._free = list(range(swap_blocks))
+        self._runs: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+
+    def tokens(self, first: int, count: int) -> tuple[torch.Tensor, ...]:
+        """Pool rows [first, first + count) of each layer, [count, 2 * kv_heads * head_dim]: views."""
+        return self.pool.view(len(self.layers), -1, self.slots[0].shape[1])[:, first : first + count].unbind(0)
+
+    def run(self, first: int, blocks: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(keys, values) of each layer for blocks that lie side by side, [1, kv_heads, tokens, head_dim]: views."""
+        known = self._runs.get((first, blocks))
+        if known is None:
+            if len(self._runs) >= RUNS_KEPT:
+                self._runs.clear()
+            size = self.pool.shape
+            run = self.pool[:, first : first + blocks].view(size[0], 1, blocks * size[2], 2, size[3] // 2, size[4])
+            keys, values = run.permute(3, 0, 1, 4, 2, 5).unbind(0)
+            known = self._runs[first, blocks] = list(zip(keys.unbind(0), values.unbind(0), strict=True))
+        return known
 
     @property
     def nbytes(self) -> int:

@@ -6,24 +6,31 @@ chosen rows. The residual is float32; inputs of products are in the model's acti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
-from laya.model.attention import AttentionPlan, Heads, attend
+from laya.model.attention import Heads, attend
+from laya.model.attention_plan import AttentionPlan
 from laya.model.kv_cache import KVCache
 from laya.model.quant import DenseLinear, Int8Linear, Linear
 from laya.model.spec import ModelSpec, RopeSpec
+
+STREAM_TAIL = 16  # floats behind each row of the residual: one is used, 16 keep rows aligned to cache lines
 
 Table = DenseLinear | Int8Linear  # forms whose rows can be read one by one
 
 
 class Layer:
-    """One decoder layer's weights. Norms are float32 [hidden], `qk_norm` [heads + kv_heads, head_dim], `qkv_bias` a vector."""
+    """One decoder layer's weights. `attn_norm` and `mlp_norm` are as `norm_weight` gives them, float32 [hidden]; `qk_norm` is
+    [(heads + kv_heads) * head_dim], the post norms [hidden].
+    """
 
     __slots__ = (
-        "attn_norm", "qkv", "qkv_bias", "qk_norm", "o", "post_attn_norm", "mlp_norm", "gate_up", "down", "post_mlp_norm", "kind",
+        "attn_norm", "qkv", "qkv_bias", "qk_norm", "o", "post_attn_norm", "mlp_norm", "gate_up", "down", "post_mlp_norm",
+        "kind",
     )  # fmt: skip
 
     def __init__(
@@ -48,53 +55,54 @@ class Decoder:
         self.spec, self.embed, self.layers, self.final_norm, self.head = spec, embed, layers, final_norm, head
         self.dtype = dtype
         self.heads = Heads(spec.heads, spec.kv_heads, spec.head_dim, spec.query_scale or spec.head_dim**-0.5)
+        self.turned_width = (spec.heads + spec.kv_heads) * spec.head_dim
         self.windows = {layer.kind[1] for layer in layers}
-        self.norm = RmsNorm(spec.hidden, spec.rms_eps, device)
-        self.head_norm = RmsNorm(spec.head_dim, spec.rms_eps, device)
+        self.head_norm = VectorNorm(spec.head_dim, spec.rms_eps)
+        self.post_norm = VectorNorm(spec.hidden, spec.rms_eps)
         self.activation = _ACTIVATIONS[spec.activation]
         self.rope_tables = {rope: rope_table(rope, spec.head_dim, max_seq_len, device) for rope in {x.kind[0] for x in layers}}
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, plans: dict[int | None, AttentionPlan], cache: KVCache
     ) -> torch.Tensor:
-        """[rows] ids and positions -> float32 [rows, hidden] before the final norm. `plans` is keyed by window."""
-        rotations = {rope: table[positions].unsqueeze(1) for rope, table in self.rope_tables.items()}
-        x = self.embed.rows(token_ids)
-        if self.spec.embed_scale != 1.0:
-            x.mul_(self.spec.embed_scale)
+        """[rows] ids and positions -> the residual stream after the last layer (`Stream.wide`). `plans` is keyed by window."""
+        turned = self.spec.heads + self.spec.kv_heads
+        rotations = {rope: table[positions].repeat(1, turned) for rope, table in self.rope_tables.items()}
+        stream = Stream(self.embed.rows(token_ids), self.spec.rms_eps, self.spec.embed_scale)
+        h = torch.empty(stream.values.shape, dtype=self.dtype, device=stream.values.device)
         for number, layer in enumerate(self.layers):
             rope, window = layer.kind
-            qkv = self.project(layer, self.norm(x, layer.attn_norm, self.dtype), rotations[rope])
-            seen = attend(qkv, cache.layers[number], cache.slots[number], plans[window], self.heads)
-            out = layer.o(seen)
-            x.add_(out if layer.post_attn_norm is None else self.norm(out.float(), layer.post_attn_norm, torch.float32))
-            out = self.mlp(layer, self.norm(x, layer.mlp_norm, self.dtype))
-            x.add_(out if layer.post_mlp_norm is None else self.norm(out.float(), layer.post_mlp_norm, torch.float32))
-        return x
+            qkv = self.project(layer, stream.normed(layer.attn_norm, h), rotations[rope])
+            seen = attend(qkv, number, cache, plans[window], self.heads)
+            self._add(stream, layer.o(seen), layer.post_attn_norm)
+            self._add(stream, self.mlp(layer, stream.normed(layer.mlp_norm, h)), layer.post_mlp_norm)
+        return stream.wide
+
+    def _add(self, stream: Stream, out: torch.Tensor, post_norm: torch.Tensor | None) -> None:
+        stream.values.add_(out if post_norm is None else self.post_norm(out.float(), post_norm))
 
     def project(self, layer: Layer, h: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
         """Queries, keys and values side by side, [rows, (heads + 2 * kv) * dim], queries and keys rotated."""
         qkv = layer.qkv(h)
         if layer.qkv_bias is not None:
             qkv.add_(layer.qkv_bias)
-        turned = self.spec.heads + self.spec.kv_heads
-        qk = qkv[:, : turned * self.spec.head_dim]
-        pairs = qk.float().view(-1, turned, self.spec.head_dim)
+        qk = qkv[:, : self.turned_width]
+        pairs = qk.to(torch.float32, copy=True)
         if layer.qk_norm is not None:
-            pairs = self.head_norm(pairs, layer.qk_norm, torch.float32)
+            self.head_norm(pairs, layer.qk_norm)
         # Neighbours are the parts of a complex number (rows were brought into this order when loaded): one product turns all.
-        spun = torch.view_as_complex(pairs.view(-1, turned, self.spec.head_dim // 2, 2)).mul(rotation)
-        qk.copy_(torch.view_as_real(spun).view_as(qk))
+        pairs.view(torch.complex64).mul_(rotation)
+        qk.copy_(pairs)
         return qkv
 
     def mlp(self, layer: Layer, h: torch.Tensor) -> torch.Tensor:
-        both = layer.gate_up(h)
-        half = self.spec.intermediate
-        return layer.down(self.activation(both[:, :half]).mul_(both[:, half:]))
+        gate, up = layer.gate_up(h).chunk(2, dim=-1)
+        return layer.down(self.activation(gate).mul_(up))
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] -> float32 [rows, vocab]."""
-        return self.head.float32(self.norm(hidden, self.final_norm, torch.float32))
+    def logits(self, wide: torch.Tensor) -> torch.Tensor:
+        """Rows of what `forward` gave -> float32 [rows, vocab]."""
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        return self.head.float32(torch.div(wide[:, : self.spec.hidden], length).mul_(self.final_norm))
 
     @property
     def nbytes(self) -> int:
@@ -105,20 +113,41 @@ class Decoder:
         return total
 
 
-class RmsNorm:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in five small operations (torch's own takes nine on a CPU)."""
+class Stream:
+    """The residual, float32 [rows, hidden], in a buffer whose rows end with sqrt(hidden * eps) and zeros.
 
-    def __init__(self, width: int, eps: float, device: torch.device) -> None:
-        self.eps = torch.tensor(eps, dtype=torch.float32, device=device)
-        self.share = 1.0 / width
+    The length of a whole row is then sqrt(sum(x^2) + hidden * eps), so that an RMS norm is a length, a quotient and a product
+    with weights that were multiplied by sqrt(hidden) when loaded: three small operations where torch's own takes nine.
+    """
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """x float32 [.., width] -> the same shape in `dtype`."""
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        inverse = torch.addcmul(self.eps, length, length, value=self.share).rsqrt_()
-        if dtype == torch.float32:
-            return torch.mul(x, inverse).mul_(weight)
-        return torch.mul(torch.mul(x, inverse), weight, out=torch.empty(x.shape, dtype=dtype, device=x.device))
+    __slots__ = ("wide", "values")
+
+    def __init__(self, values: torch.Tensor, eps: float, scale: float = 1.0) -> None:
+        rows, hidden = values.shape
+        self.wide = torch.zeros((rows, hidden + STREAM_TAIL), dtype=torch.float32, device=values.device)
+        self.wide[:, hidden] = math.sqrt(hidden * eps)
+        self.values = self.wide[:, :hidden]
+        torch.mul(values, scale, out=self.values)
+
+    def normed(self, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """RMS norm into `out` [rows, hidden]; `weight` as `norm_weight` gives it."""
+        return torch.mul(torch.div(self.values, torch.linalg.vector_norm(self.wide, dim=-1, keepdim=True)), weight, out=out)
+
+
+def norm_weight(weight: torch.Tensor) -> torch.Tensor:
+    return weight * math.sqrt(len(weight))
+
+
+class VectorNorm:
+    """RMS norm, in place, of each vector of `width` numbers in float32 rows; `weight` covers a whole row."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        self.width, self.eps = width, eps
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        vectors = x.view(x.shape[0], -1, self.width)
+        vectors.mul_(vectors.square().mean(dim=-1, keepdim=True).add_(self.eps).rsqrt_())
+        return x.mul_(weight)
 
 
 def rope_table(rope: RopeSpec, head_dim: int, positions: int, device: torch.device) -> torch.Tensor:

@@ -20,7 +20,7 @@ from laya.model.formats import open_checkpoint
 from laya.model.formats.stored import Checkpoint
 from laya.model.holding import held_as, resolve_dtype
 from laya.model.kv_cache import KVCache
-from laya.model.layers import Decoder, Layer
+from laya.model.layers import Decoder, Layer, norm_weight
 from laya.model.quant import Linear, build_linear
 from laya.model.runner import TorchRunner
 from laya.model.tokenizer import ModelTokenizer, build_tokenizer
@@ -53,6 +53,8 @@ def load(
     activations = torch.float32 if resolved == "float32" else torch.bfloat16
     with torch.inference_mode():
         decoder = _decoder(checkpoint, place, resolved, activations, window)
+        for tensor in checkpoint.tensors.values():
+            tensor.forget_pages()
         spec = checkpoint.spec
         cache = KVCache(
             layers=spec.layers, kv_heads=spec.kv_heads, head_dim=spec.head_dim, num_blocks=num_blocks,
@@ -119,17 +121,20 @@ def _decoder(
     def vector(name: str) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(tensors[name].float32())).to(device)
 
+    def norm(name: str) -> torch.Tensor:
+        return norm_weight(vector(name))
+
     def layer(number: int) -> Layer:
         at = f"layers.{number}."
         qk_norm = qkv_bias = None
         if spec.qk_norm:
             q, k = vector(at + "q_norm"), vector(at + "k_norm")
-            qk_norm = torch.cat([q.expand(spec.heads, -1), k.expand(spec.kv_heads, -1)])
+            qk_norm = torch.cat([q.repeat(spec.heads), k.repeat(spec.kv_heads)])
         if spec.qkv_bias:
             qkv_bias = torch.cat([vector(at + name) for name in ("q_bias", "k_bias", "v_bias")]).to(activations)
         return Layer(
-            attn_norm=vector(at + "attn_norm"), qkv=linear(at + "q", at + "k", at + "v"), o=linear(at + "o"),
-            mlp_norm=vector(at + "mlp_norm"), gate_up=linear(at + "gate", at + "up"), down=linear(at + "down"),
+            attn_norm=norm(at + "attn_norm"), qkv=linear(at + "q", at + "k", at + "v"), o=linear(at + "o"),
+            mlp_norm=norm(at + "mlp_norm"), gate_up=linear(at + "gate", at + "up"), down=linear(at + "down"),
             kind=(spec.rope_of(number), spec.window_of(number)), qkv_bias=qkv_bias, qk_norm=qk_norm,
             post_attn_norm=vector(at + "post_attn_norm") if spec.post_norms else None,
             post_mlp_norm=vector(at + "post_mlp_norm") if spec.post_norms else None,
@@ -138,9 +143,10 @@ def _decoder(
     layers = []
     for number in range(spec.layers):
         layers.append(layer(number))
+        tensors[f"layers.{number}.attn_norm"].forget_pages()
         log.debug("layer %d of %d", number + 1, spec.layers)
     embed = linear("embed")
     return Decoder(
-        spec, embed=embed, layers=layers, final_norm=vector("final_norm"), head=embed if spec.tied_embeddings else linear("head"),
-        dtype=activations, max_seq_len=window, device=device,
+        spec, embed=embed, layers=layers, final_norm=norm("final_norm"),
+        head=embed if spec.tied_embeddings else linear("head"), dtype=activations, max_seq_len=window, device=device,
     )  # fmt: skip

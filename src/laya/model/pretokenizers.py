@@ -15,6 +15,8 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
 _LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
 
@@ -27,11 +29,14 @@ def _single_digits() -> PreTokenizer:
     return Sequence([Digits(individual_digits=True), _gpt2()])
 
 
-def _split(pattern: str) -> PreTokenizer:
-    return Sequence([Split(Regex(pattern), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)])
+def _split(*patterns: str) -> PreTokenizer:
+    """Cut by each pattern in turn, each within what those before it left whole."""
+    cuts = [Split(Regex(pattern), "isolated") for pattern in patterns]
+    return Sequence([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 _KNOWN = {
+    "default": lambda: _split(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
     **dict.fromkeys(("gpt-2", "phi-2", "gpt2", "olmo", "jais", "trillion"), _gpt2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _single_digits),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx"), lambda: _split(_LLAMA3)),
@@ -43,9 +48,8 @@ WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3"})
 
 
 def pre_tokenizer(name: str | None) -> PreTokenizer:
-    """Raises UnsupportedModel with the known names. A file without a name is treated as GPT-2."""
-    if name is None:
-        return _gpt2()
+    """Raises UnsupportedModel with the known names. A file without a name gets `default`, as in llama.cpp."""
+    name = name or "default"
     if name not in _KNOWN:
         raise UnsupportedModel(f"pre-tokenizer {name!r} is not supported; known: {', '.join(sorted(_KNOWN))}")
     return _KNOWN[name]()

@@ -11,10 +11,11 @@ import torch
 from laya.engine.sequence import Sequence
 from laya.engine.step import Sampled, Scheduled
 from laya.errors import EngineFailed
-from laya.model.attention import Planner
+from laya.model.attention_plan import Planner
 from laya.model.batch_plan import BatchPlan, BatchPlanner, scores_prompt
+from laya.model.device_faults import contained
 from laya.model.kv_cache import KVCache, SwapTicket
-from laya.model.layers import Decoder
+from laya.model.layers import Decoder, Layer
 from laya.model.sampler import sample, score, tell
 from laya.schema.generation import SamplingParams
 
@@ -34,6 +35,7 @@ class TorchRunner:
         self.eos_token_ids = eos_token_ids
         self._planner = BatchPlanner(Planner(cache, decoder.dtype), decoder.windows, cache.scratch_block)
 
+    @contained
     @torch.inference_mode()
     def run(self, batch: list[Scheduled]) -> list[Sampled]:
         """One step. A sequence whose numbers are not finite gets an error and leaves nothing in its blocks; others go on."""
@@ -60,7 +62,7 @@ class TorchRunner:
         sound = torch.isfinite(last.sum(dim=-1)).tolist()
         broken = frozenset(i for i, ok in enumerate(sound) if not ok)
         for i in broken:
-            self.cache.erase(plan.slots[plan.first_rows[i] : plan.last_rows[i] + 1])
+            self.cache.erase(plan.write.slots[plan.first_rows[i] : plan.last_rows[i] + 1])
         return broken
 
     def _sample(self, last: torch.Tensor, plan: BatchPlan, broken: frozenset[int]) -> list[Sampled]:
@@ -90,7 +92,8 @@ class TorchRunner:
         for begin in range(first, end, SCORED_ROWS):
             targets = sequence.token_ids[begin : min(begin + SCORED_ROWS, end)]
             at = row + begin - first
-            entries += score(self.decoder.logits(hidden[at : at + len(targets)]), targets, sequence.sampling.prompt_logprobs or 0)
+            logits = self.decoder.logits(hidden[at : at + len(targets)])
+            entries += score(logits, targets, sequence.sampling.prompt_logprobs)
         return entries
 
     def _tell(self, hidden: torch.Tensor, plan: BatchPlan, i: int) -> dict[tuple[int, int], float]:
@@ -121,14 +124,28 @@ class TorchRunner:
     def warm_up(self, max_num_seqs: int, chunk_tokens: int) -> None:
         """The largest prefill chunk and a full decode batch at the longest context the pool holds; the pool is zero after it.
 
-        Call before any sequence has KV: blocks are used without asking for them.
+        Temporaries live for one layer, so the long contexts go through one layer of each kind (else a window of 8192 tokens
+        takes a quarter of a minute on one core), and a short sequence through all. Call before any sequence has KV: blocks
+        are used without asking for them.
         """
         reach = max(1, min(self.max_seq_len, self.num_blocks * self.block_size))
         chunk = min(chunk_tokens, reach)
-        first = _dummy(reach, self.num_blocks, self.block_size)
-        self.run([Scheduled(first, reach - chunk, chunk)])
-        self.run([Scheduled(_dummy(reach, self.num_blocks, self.block_size), reach - 1, 1) for _ in range(max_num_seqs)])
+        whole = self.decoder.layers
+        self.decoder.layers = whole[: _first_of_each_kind(whole)]
+        try:
+            self.run([Scheduled(self._dummy(reach), reach - chunk, chunk)])
+            self.run([Scheduled(self._dummy(reach), reach - 1, 1) for _ in range(max_num_seqs)])
+        finally:
+            self.decoder.layers = whole
+        short = min(chunk, self.block_size)
+        self.run([Scheduled(self._dummy(short), 0, short)])
         self.cache.pool.zero_()
+
+    def _dummy(self, length: int) -> Sequence:
+        """A sequence of zeros whose table takes the pool's blocks in turn."""
+        sequence = Sequence(-1, [0] * length, SamplingParams(temperature=1.0, top_p=0.9))
+        sequence.block_table = [i % self.num_blocks for i in range(-(-length // self.block_size))]
+        return sequence
 
     def memory(self) -> dict[str, int]:
         """Bytes: params, kv (pool), swap (host pool), and what the device says: device_allocated and device_peak on CUDA."""
@@ -146,8 +163,7 @@ class TorchRunner:
             torch.cuda.empty_cache()
 
 
-def _dummy(length: int, blocks: int, block_size: int) -> Sequence:
-    """A sequence of zeros whose table takes the pool's blocks in turn."""
-    sequence = Sequence(-1, [0] * length, SamplingParams(temperature=1.0, top_p=0.9))
-    sequence.block_table = [i % blocks for i in range(-(-length // block_size))]
-    return sequence
+def _first_of_each_kind(layers: list[Layer]) -> int:
+    """How many layers from the start hold one of every kind."""
+    firsts = {layer.kind: number for number, layer in reversed(list(enumerate(layers)))}
+    return max(firsts.values()) + 1

@@ -12,7 +12,7 @@ from laya.errors import StartError
 
 
 class UnsupportedModel(StartError):
-    """The file is fine but this engine does not know its architecture, quantisation or tokenizer. Names it and what is known."""
+    """The file is whole, but its architecture, quantisation or tokenizer is not known here. Names it and what is known."""
 
 
 class BrokenModel(StartError):

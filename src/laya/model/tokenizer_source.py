@@ -17,7 +17,7 @@ from laya.model.spec import BrokenModel
 TOOL_TEMPLATE = "tool_use"  # the name under which models keep a second template for requests with tools
 # End-of-turn markers besides eos: an answer ends at either.
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-_BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")  # llama.cpp adds bos for these unless told otherwise
+_BOS_BY_DEFAULT = ("llama-bpe", "llama3", "llama-v3")  # llama.cpp adds bos for these unless told otherwise
 
 
 class TokenizerSource(msgspec.Struct, frozen=True, kw_only=True):

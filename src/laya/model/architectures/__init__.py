@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from laya.model.architectures import gemma3, llama, qwen
-from laya.model.spec import ModelSpec, UnsupportedModel
+from laya.model.spec import BrokenModel, ModelSpec, UnsupportedModel
 
 FROM_GGUF: dict[str, Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], ModelSpec]] = {
     "llama": llama.from_gguf,  # SmolLM, SmolLM2, Mistral and TinyLlama carry this name too
@@ -32,7 +32,7 @@ def spec_from_gguf(path: str, fields: Mapping[str, Any], shapes: Mapping[str, tu
     name = fields.get("general.architecture")
     if name not in FROM_GGUF:
         raise UnsupportedModel(f"{path}: architecture {name!r} is not supported; known: {', '.join(sorted(FROM_GGUF))}")
-    return FROM_GGUF[name](fields, shapes)
+    return _read(path, FROM_GGUF[name], fields, shapes)
 
 
 def spec_from_hf(path: str, config: Mapping[str, Any]) -> ModelSpec:
@@ -40,4 +40,11 @@ def spec_from_hf(path: str, config: Mapping[str, Any]) -> ModelSpec:
     names = config.get("architectures") or [None]
     if names[0] not in FROM_HF:
         raise UnsupportedModel(f"{path}: architecture {names[0]!r} is not supported; known: {', '.join(sorted(FROM_HF))}")
-    return FROM_HF[names[0]](config)
+    return _read(path, FROM_HF[names[0]], config)
+
+
+def _read(path: str, reader: Callable[..., ModelSpec], *header: Mapping[str, Any]) -> ModelSpec:
+    try:
+        return reader(*header)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:  # a field is missing, or a list where one number is
+        raise BrokenModel(f"{path}: the model's header cannot be read: {error!r}") from error

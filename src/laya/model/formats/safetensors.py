@@ -18,6 +18,8 @@ from laya.model.formats.stored import Checkpoint, StoredTensor, collect, refuse_
 from laya.model.spec import BrokenModel, UnsupportedModel
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_Mapped = tuple[str, tuple[int, ...], np.ndarray]  # type, shape, raw uint8 rows
+
 MAX_HEADER_BYTES = 100 << 20  # the format's own limit
 
 _LAYER_NAMES = {
@@ -40,7 +42,7 @@ def open_safetensors(directory: str) -> Checkpoint:
     config = _read_json(os.path.join(directory, "config.json"))
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unnamed")
-        raise UnsupportedModel(f"{directory}: quantisation {method!r} is not supported; known: none (BF16, F16, F32), or a GGUF")
+        raise UnsupportedModel(f"{directory}: quantisation {method!r} is not supported; known: BF16, F16, F32, or a GGUF file")
     spec = spec_from_hf(directory, config)
     stored = _map_tensors(directory)
     names = _LAYER_NAMES | _FOUR_NORMS if spec.post_norms else _LAYER_NAMES
@@ -65,7 +67,7 @@ def open_safetensors(directory: str) -> Checkpoint:
     )  # fmt: skip
 
 
-def _map_tensors(directory: str) -> dict[str, tuple[str, tuple[int, ...], np.ndarray]]:
+def _map_tensors(directory: str) -> dict[str, _Mapped]:
     """Tensor name -> (type, shape, raw uint8 rows) over every .safetensors file of the directory."""
     files = sorted(name for name in os.listdir(directory) if name.endswith(".safetensors"))
     if not files:
@@ -93,7 +95,7 @@ def _read_header(path: str) -> tuple[dict[str, Any], int]:
             raise BrokenModel(f"{path}: the safetensors header is cut short or damaged") from error
 
 
-def _tensor(path: str, name: str, entry: dict[str, Any], data: np.ndarray, start: int) -> tuple[str, tuple[int, ...], np.ndarray]:
+def _tensor(path: str, name: str, entry: dict[str, Any], data: np.ndarray, start: int) -> _Mapped:
     kind, shape = entry["dtype"], tuple(entry["shape"])
     if kind not in ITEM_BYTES:
         raise UnsupportedModel(f"{path}: tensor {name!r} is of type {kind}; known: {', '.join(ITEM_BYTES)}")

@@ -66,7 +66,7 @@ class StoredTensor:
             yield first, *_AFFINE4[self.kind](self._bytes(first, first + rows))
 
     def forget_pages(self) -> None:
-        """Let go of the file's pages that were read, of all its tensors: else a model counts twice as resident while it loads."""
+        """Let go of the pages read so far, of all the file's tensors: else a model counts twice as resident while it loads."""
         mapped = getattr(self._raw, "_mmap", None)
         if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
             mapped.madvise(mmap.MADV_DONTNEED)
