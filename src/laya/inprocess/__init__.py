@@ -4,7 +4,7 @@ The only rooms beside `app` that see engine and model together. Torch is importe
 an engine, so that `laya plan` and the router never load it.
 """
 
-from laya.inprocess.engines import build_engines
-from laya.inprocess.protection import build_watchdog, memory_gauges
+from laya.inprocess.engines import build_engines  # noqa: E402
+from laya.inprocess.protection import build_watchdog, memory_gauges  # noqa: E402
 
 __all__ = ["build_engines", "build_watchdog", "memory_gauges"]
