@@ -4,6 +4,12 @@ The only rooms beside `app` that see engine and model together. Torch is importe
 an engine, so that `laya plan` and the router never load it.
 """
 
+import os
+
+# Read by OpenMP when torch is loaded, so before everything below. Threads that spin while they wait take the core that the
+# loop needs: beside other work, decode steps were eight times as long. A user's own setting wins.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from laya.inprocess.engines import build_engines  # noqa: E402
 from laya.inprocess.protection import build_watchdog, memory_gauges  # noqa: E402
 
