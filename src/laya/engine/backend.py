@@ -116,8 +116,8 @@ class EngineBackend:
             raise
         return submission
 
-    def tokenize(self, prompt: ChatPrompt | str, done: Callable[[Any], None]) -> None:
-        self._prepare(lambda: encode(prompt, self._tokenizer, self._limits), done)
+    def tokenize(self, prompt: ChatPrompt | str, done: Callable[[Any], None], *, add_special: bool = True) -> None:
+        self._prepare(lambda: encode(prompt, self._tokenizer, self._limits, add_special), done)
 
     def detokenize(self, ids: list[int], done: Callable[[Any], None]) -> None:
         # `encode` takes ids as a prompt too, and refuses those outside the vocabulary.

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 # While loading: whatever is larger goes back to the system as soon as it is freed (pieces of weights, dequantised once).
 _LOADING_BYTES = 1 << 20
-# In service: the largest that glibc takes, so that a step's temporaries are used again and not mapped and cleared each time.
-_SERVING_BYTES = 32 << 20
+# In service: a step's usual temporaries are used again, and not mapped and cleared each time; larger ones (logits of many
+# rows) would leave holes of their size in a heap, and what clearing them costs is little beside computing them.
+_SERVING_BYTES = 4 << 20
 
 
 def _glibc() -> ctypes.CDLL | None:
