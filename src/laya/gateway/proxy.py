@@ -9,9 +9,11 @@ from time import perf_counter, time
 
 from laya.errors import BadUpstream, LayaError, Unavailable, UpstreamTimeout
 from laya.gateway.dispatch import MAX_RETRY_AFTER_S, RETRIABLE_STATUS, Next, retry_after_of
-from laya.gateway.exchange import STREAMING, WAITING
+from laya.gateway.exchange import DONE, STREAMING, WAITING
 from laya.gateway.moving import MovingExchange
+from laya.gateway.rename import ModelRename
 from laya.schema.codec import encode_json, encode_members
+from laya.schema.fields import READ_ON_LOOP
 from laya.wire.reply import header_lines, open_request_head
 
 # Never forwarded upstream: what belongs to this hop, the client's credentials, our own controls.
@@ -28,6 +30,8 @@ TAIL_BYTES = 64
 SAYS_NOTHING = frozenset({"busy", "stale"})
 # Answers that say when to come back.
 HINTED_STATUS = frozenset({429, 503})
+# A JSON answer is kept until it is whole, to be renamed; a longer one passes with the backend's name.
+MAX_COLLECTED = 16 * 1024 * 1024
 FRAME_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 # An event longer than this is passed on in pieces: waiting for its end would cost memory and time.
 MAX_PARTIAL = 64 * 1024
@@ -40,6 +44,9 @@ class ProxyExchange(MovingExchange):
     _probe = False  # this request is the one that a half-open breaker lets through
     _target = None
     _sse = False
+    _rename: ModelRename | None = None  # the target calls the model by another name than the client
+    _collected: list[bytes] | None = None  # of a JSON answer that is to be renamed
+    _lines = b""
     _tail = b""
     _partial = b""
     _paused = False
@@ -92,6 +99,8 @@ class ProxyExchange(MovingExchange):
         if self.plan.coded:
             drop |= {b"content-encoding"}  # the body was unpacked to be read
         headers = [pair for pair in request.headers if pair[0] not in drop] + backend.headers
+        if target.model is not None:  # the answer will be read to put the client's name for the model into it
+            headers = [pair for pair in headers if pair[0] != b"accept-encoding"] + [(b"accept-encoding", b"identity")]
         return open_request_head(request.method, backend.target(request), backend.authority, headers)
 
     def _body_for(self, target) -> bytes:
@@ -100,6 +109,8 @@ class ProxyExchange(MovingExchange):
         name = target.model or (self.model if fields.model is None else None)
         if name is None or name == fields.model:
             return self.body
+        if self.plan.boundary is not None:
+            return fields.renamed(self.body, name)
         return encode_members({**fields.members, "model": name})
 
     def _next(self, failure: str, error: LayaError) -> None:
@@ -136,6 +147,8 @@ class ProxyExchange(MovingExchange):
             if status not in HINTED_STATUS:  # their lines hold a time that runs on
                 response.memo.lines = lines
         self._sse = response.fields.get(b"content-type", b"").startswith(b"text/event-stream")
+        if self._target.model is not None and self._renames(response, lines):
+            return
         body = response.body
         if body is not None and not self._sse:
             self.gateway.telemetry.stages["upstream"].observe(perf_counter() - self._sent_at)
@@ -151,6 +164,47 @@ class ProxyExchange(MovingExchange):
             self.on_upstream_data(body)
             if self.state is STREAMING:
                 self.on_upstream_end()
+
+    def _renames(self, response, lines: bytes) -> bool:
+        """Prepare to put the client's name for the model into the answer. True: the head waits for the body."""
+        json = response.fields.get(b"content-type", b"").startswith(b"application/json")
+        if self._target.model == self.model or self.status >= 400 or not (json or self._sse):
+            return False
+        if response.fields.get(b"content-encoding", b"identity") != b"identity":
+            self.call.cancel()
+            self._give_up(BadUpstream(f"Backend {self.backend} answered in a coding that it was asked not to use."))
+            return True
+        self._rename = ModelRename(self.model)
+        if self._sse or (response.content_length or 0) > MAX_COLLECTED:
+            return False
+        self._lines, self._collected = lines, []
+        if response.body is not None:
+            self._collected.append(response.body)
+            self.on_upstream_end()
+        return True
+
+    def _collect(self, data: bytes) -> None:
+        self._collected.append(data)
+        if sum(map(len, self._collected)) > MAX_COLLECTED:
+            pieces, self._collected = self._collected, None
+            self.move(STREAMING)
+            self.connection.start(self.status, self._lines + self.own_lines())
+            self.on_upstream_data(b"".join(pieces))
+
+    def _answer_renamed(self) -> None:
+        body, self._collected = b"".join(self._collected), None
+        if len(body) > READ_ON_LOOP:
+            self.gateway.offload(lambda: self._rename.body(body), self._renamed)
+        else:
+            self._renamed(self._rename.body(body))
+
+    def _renamed(self, body: bytes | LayaError) -> None:
+        if self.state is DONE:
+            return  # the client left while it was renamed
+        if isinstance(body, LayaError):
+            self.fail(body)
+        else:
+            self.answer(self.status, self._lines, body, "ok")
 
     def own_lines(self) -> bytes:
         if self.note:
@@ -178,6 +232,17 @@ class ProxyExchange(MovingExchange):
         return True
 
     def on_upstream_data(self, data: bytes) -> None:
+        if self._rename is not None:
+            if self._collected is not None:
+                self._collect(data)
+                return
+            if self._sse:
+                try:
+                    data = self._rename.feed(data)
+                except LayaError as error:
+                    self._release()
+                    self._cut_off(error)
+                    return
         if not self.first_at:
             self.first_at = perf_counter()
             if self._sse:
@@ -205,6 +270,11 @@ class ProxyExchange(MovingExchange):
 
     def on_upstream_end(self) -> None:
         self.gateway.telemetry.stages["upstream"].observe(perf_counter() - self._sent_at)
+        if self._rename is not None:
+            if self._collected is not None:
+                self._answer_renamed()
+                return
+            self._partial += self._rename.rest()
         self._tail = (self._tail + self._partial)[-TAIL_BYTES:]
         if self._sse and self.status < 400 and not self._stream_is_whole():
             self._cut_off(BadUpstream("The backend ended its stream before the answer was complete."))
