@@ -98,6 +98,16 @@ class UpgradeRequired(InvalidRequest):
     status = 426
 
 
+class Unprocessable(InvalidRequest):
+    """A body of the right form with the wrong contents, where an API says so with 422. `loc` is the way to the fault."""
+
+    status = 422
+
+    def __init__(self, message: str, *, loc: tuple[str, ...] = (), **kw) -> None:
+        super().__init__(message, **kw)
+        self.loc = loc
+
+
 class HeadTooLarge(InvalidRequest):
     status = 431
 

@@ -1,9 +1,9 @@
 """Scoring given texts as what a model would say next: each option's log-probability, from as few runs as the options need.
 
 In (preparation worker): the options' token ids. Out: `OptionPaths`: the runs (each the prompt and some tokens behind it), at
-which positions of them which next tokens are asked for, and the way from those figures to one log-probability an option. Options
-that begin alike share runs: they form a tree of tokens, every node with children is on one run, and options of one token each
-need only the prompt itself. Pure; any thread.
+which positions of them which next tokens are asked for, and the way from those figures to one log-probability an option.
+Options that begin alike share runs: they form a tree of tokens, every node with children is on one run, and options of one
+token each need only the prompt itself. Pure; any thread.
 """
 
 from __future__ import annotations

@@ -108,7 +108,9 @@ def _option_paths(request: GenerationRequest, tokenizer: Tokenizer, room: int, p
     return paths
 
 
-def encode(prompt: ChatPrompt | str | list[int], tokenizer: Tokenizer, limits: PromptLimits) -> list[int]:
+def encode(
+    prompt: ChatPrompt | str | list[int], tokenizer: Tokenizer, limits: PromptLimits, add_special: bool = True
+) -> list[int]:  # fmt: skip
     """Token ids of a prompt, or the given ones checked. Raises InvalidRequest."""
     if isinstance(prompt, list):
         size = tokenizer.vocab_size
@@ -118,7 +120,7 @@ def encode(prompt: ChatPrompt | str | list[int], tokenizer: Tokenizer, limits: P
         return prompt
     _check_bytes(prompt, limits)
     try:
-        return _encode_text(prompt, tokenizer)
+        return _encode_text(prompt, tokenizer, add_special)
     except UnicodeError:
         raise InvalidRequest("The prompt is not valid Unicode.", param="prompt") from None
 
@@ -130,9 +132,9 @@ def _stand_in(tokenizer: Tokenizer, param: str) -> list[int]:
     return [tokenizer.bos_token_id]
 
 
-def _encode_text(prompt: ChatPrompt | str, tokenizer: Tokenizer) -> list[int]:
+def _encode_text(prompt: ChatPrompt | str, tokenizer: Tokenizer, add_special: bool) -> list[int]:
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
+        return tokenizer.encode(prompt, add_special=add_special)
     if not tokenizer.has_chat_template:
         raise InvalidRequest("This model has no chat template; use /v1/completions.", param="messages")
     taken = {"messages", "tools", "add_generation_prompt"}.intersection(prompt.template_args)

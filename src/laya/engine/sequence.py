@@ -27,7 +27,8 @@ class Sequence:
 
     __slots__ = (
         "seq_id", "request", "index", "token_ids", "num_prompt_tokens", "num_computed", "num_cached", "block_table",
-        "status", "sampling", "grammar", "seed", "arrival", "extra", "chain", "num_registered", "swap_ticket", "answer", "asked",
+        "status", "sampling", "grammar", "seed", "arrival", "extra", "chain", "num_registered", "swap_ticket", "answer",
+        "asked",
     )  # fmt: skip
 
     def __init__(self, seq_id: int, prompt_ids: list[int], sampling: SamplingParams, *, index: int = 0, seed: int = 0) -> None:

@@ -14,6 +14,7 @@ from laya.gateway.exchange import header_value
 from laya.routing.balance import Breaker
 
 CLIENT_PREFIX = b"/v1"
+ROOT_PATHS = frozenset({b"/tokenize", b"/detokenize"})  # servers have them beside the API's base, not under it
 
 
 class Backend:
@@ -39,8 +40,11 @@ class Backend:
         """The request target sent upstream: the client's path under our base, its query string kept."""
         path = request.path
         if path.startswith(CLIENT_PREFIX + b"/"):
-            path = path[len(CLIENT_PREFIX) :]
-        path = self.base + path
+            path = self.base + path[len(CLIENT_PREFIX) :]
+        elif path in ROOT_PATHS:
+            path = self.base.removesuffix(CLIENT_PREFIX) + path
+        else:
+            path = self.base + path
         return path + b"?" + request.query if request.query else path
 
     def answered(self, response, probe: bool, now: Callable[[], float]) -> None:

@@ -9,14 +9,19 @@ from collections.abc import Callable
 from typing import Any
 
 from laya.errors import LayaError
-from laya.gateway.api import anthropic_errors
+from laya.gateway.api import anthropic_errors, systemone_errors
 from laya.schema.codec import encode_json
 
 # Paths whose clients know another form than OpenAI's.
 FORMS: dict[bytes, Callable[[LayaError], dict[str, Any]]] = {
     b"/v1/messages": anthropic_errors.error_body,
     b"/v1/messages/count_tokens": anthropic_errors.error_body,
+    b"/v1/systemone": systemone_errors.error_body,
 }
+
+
+def error_status(path: bytes, error: LayaError) -> int:
+    return systemone_errors.error_status(error) if path == b"/v1/systemone" else error.status
 
 
 def error_bytes(path: bytes, error: LayaError) -> bytes:

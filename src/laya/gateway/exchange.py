@@ -11,7 +11,7 @@ from functools import lru_cache
 from time import perf_counter
 
 from laya.errors import LayaError
-from laya.gateway.error_forms import error_bytes
+from laya.gateway.error_forms import error_bytes, error_status
 
 JSON_LINE = b"content-type: application/json\r\n"
 
@@ -102,7 +102,8 @@ class Exchange:
     def fail(self, error: LayaError, outcome: str | None = None) -> None:
         """An error before anything was sent: its status and body are the answer."""
         lines = JSON_LINE + b"".join(b"%b: %b\r\n" % pair for pair in error.hint_headers())
-        self.answer(error.status, lines, error_bytes(self.plan.path, error), outcome or outcome_of(error))
+        path = self.plan.path
+        self.answer(error_status(path, error), lines, error_bytes(path, error), outcome or outcome_of(error))
 
     def own_lines(self) -> bytes:
         """x-request-id, route and backend, and what the client asked for."""

@@ -17,8 +17,10 @@ from laya.gateway.backends import Backend
 from laya.gateway.decision import DecisionExchange
 from laya.gateway.dispatch import RetryBudget
 from laya.gateway.exchange import JSON_LINE, Exchange, outcome_of
+from laya.gateway.forms import read_form
 from laya.gateway.local import LocalExchange
 from laya.gateway.models import ModelList
+from laya.gateway.offers import PICKED, offering
 from laya.gateway.pages import Pages
 from laya.gateway.plan import HeadPlan
 from laya.gateway.proxy import ProxyExchange
@@ -27,6 +29,7 @@ from laya.gateway.steering import Steering, Way
 from laya.gateway.store import ResponseStore
 from laya.gateway.stored_responses import PREFIX as STORED_PREFIX
 from laya.gateway.stored_responses import answer_stored
+from laya.gateway.tokens import TokenExchange
 from laya.gateway.translated_local import TranslatedLocal
 from laya.gateway.translated_proxy import TranslatedProxy
 from laya.log import Log
@@ -36,10 +39,12 @@ from laya.schema.codec import encode_json
 from laya.schema.fields import READ_ON_LOOP, RoutingFields, read_routing
 from laya.telemetry import Telemetry
 
-# What goes along when a request moves on to a target of another kind.
 # Exchanges of APIs that are translated; all others have the plain kinds.
-LOCAL_KINDS: dict[str | None, Any] = {"responses": TranslatedLocal, "messages": TranslatedLocal, "systemone": DecisionExchange}
+LOCAL_KINDS: dict[str | None, Any] = {
+    "responses": TranslatedLocal, "messages": TranslatedLocal, "systemone": DecisionExchange, "tokenize": TokenExchange,
+}  # fmt: skip
 PROXY_KINDS: dict[str | None, Any] = {"responses": TranslatedProxy, "messages": TranslatedProxy}
+# What goes along when a request moves on to a target of another kind.
 CARRIED = ("model", "began", "request_id", "attempts", "session", "note")
 Offload = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
@@ -99,7 +104,7 @@ class Gateway:
             if plan.api is None:
                 exchange = connection.exchange = Exchange(self, connection, request, body, plan)
                 self._page(exchange)
-            elif plan.coded or len(body) > READ_ON_LOOP:
+            elif plan.coded or plan.boundary is not None or len(body) > READ_ON_LOOP:
                 self._read_in_worker(connection, request, body, plan)
             else:
                 self._route(connection, request, body, plan, read_routing(body))
@@ -150,7 +155,7 @@ class Gateway:
 
         encoding = request.fields.get(b"content-encoding", b"")
         limit = connection.server.limits.max_body_bytes
-        self.offload(lambda: _unpack_and_read(body, encoding, limit), done)
+        self.offload(lambda: _unpack_and_read(body, encoding, limit, plan.boundary), done)
 
     def _route(self, connection, request, body: bytes, plan: HeadPlan, fields: RoutingFields) -> None:
         selection = self.selection
@@ -166,6 +171,8 @@ class Gateway:
         way: Way | None = None,
     ) -> None:  # fmt: skip
         """Give the request to the first candidate; `way` is what steering adds."""
+        if plan.api in PICKED:
+            candidates = offering(self, plan.api, name, candidates)
         best = candidates[0]
         exchange: Any
         if best.engine is not None:
@@ -255,11 +262,11 @@ class Gateway:
             ))  # fmt: skip
 
 
-def _unpack_and_read(body: bytes, encoding: bytes, limit: int) -> tuple[bytes, RoutingFields]:
+def _unpack_and_read(body: bytes, encoding: bytes, limit: int, boundary: bytes | None) -> tuple[bytes, RoutingFields]:
     from laya.gateway.unpack import unpack
 
     plain = unpack(body, encoding, limit)
-    return plain, read_routing(plain)
+    return plain, read_routing(plain) if boundary is None else read_form(plain, boundary)
 
 
 def _origin(fault: Exception) -> str:

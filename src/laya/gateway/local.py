@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from laya.errors import ContextLengthExceeded, InvalidRequest, LayaError
-from laya.gateway.api import chat, completions
+from laya.gateway.api import chat, completions, systemone
 from laya.gateway.dispatch import Next
 from laya.gateway.exchange import DONE, JSON_LINE, STREAMING, WAITING
 from laya.gateway.moving import MovingExchange
@@ -21,7 +21,7 @@ from laya.schema.generation import Delta, Finished, GenerationRequest, Queued, S
 
 SSE_LINES = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 # What an in-process engine answers itself; the other APIs need a backend that has them.
-LOCAL_APIS: dict[str, Any] = {"chat": chat, "completions": completions}
+LOCAL_APIS: dict[str, Any] = {"chat": chat, "completions": completions, "systemone": systemone}
 # Something is sent this often while a stream waits: under every idle limit seen in clients and proxies (15 s and up).
 KEEP_ALIVE_S = 5.0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from laya.errors import LayaError, MethodNotAllowed, NotFound, UpgradeRequired
 from laya.gateway.access import Access
+from laya.gateway.forms import boundary_of
 from laya.gateway.pages import Pages
 from laya.gateway.stored_responses import PREFIX as STORED_PREFIX
 from laya.gateway.stored_responses import check_method
@@ -24,6 +25,14 @@ APIS = {
     b"/v1/score": "score",
     b"/v1/moderations": "moderations",
     b"/v1/systemone": "systemone",
+    b"/tokenize": "tokenize",
+    b"/detokenize": "tokenize",
+    b"/v1/audio/transcriptions": "audio",
+    b"/v1/audio/translations": "audio",
+    b"/v1/audio/speech": "audio",
+    b"/v1/images/generations": "images",
+    b"/v1/images/edits": "images",
+    b"/v1/images/variations": "images",
 }
 ID_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
 MAX_ID_BYTES = 128
@@ -34,6 +43,7 @@ class HeadPlan:
 
     __slots__ = (
         "owner", "error", "api", "path", "key", "coded", "asks", "request_id", "target", "session", "upstream_heads",
+        "boundary",
     )  # fmt: skip
 
     def __init__(self, owner: object, request, access: Access, pages: Pages) -> None:
@@ -43,6 +53,8 @@ class HeadPlan:
         self.api: str | None = None
         self.key = None
         self.coded = b"content-encoding" in fields
+        content_type = fields.get(b"content-type", b"")
+        self.boundary = boundary_of(content_type) if content_type[:10].lower() == b"multipart/" else None
         self.asks = b"x-laya-timing" in fields or b"origin" in fields
         self.request_id = _sane_id(fields.get(b"x-request-id"))
         named = fields.get(b"x-laya-target")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from laya.errors import Forbidden, InvalidRequest, Unavailable
+from laya.gateway.api.systemone import ALIAS
 from laya.gateway.backends import Backend, Candidate, EngineCandidate
 from laya.gateway.models import ModelList
 from laya.gateway.plan import HeadPlan
@@ -52,6 +53,8 @@ class Selection:
 
     def route_of(self, name: str | None, plan: HeadPlan) -> tuple[str, Route]:
         """(the model name in force, its route). Raises InvalidRequest or ModelNotFound."""
+        if name == ALIAS and plan.api == "systemone" and self._table.match(name) is None:
+            name = None
         if name is None:
             name = self._table.default_model
             if name is None:

@@ -147,7 +147,7 @@ class Engine(Protocol):
     def submit(self, request: GenerationRequest, listener: GenerationListener) -> Handle:
         """Queue the work. Raises LayaError when it is refused at once (window, queue bound, engine down)."""
 
-    def tokenize(self, prompt: ChatPrompt | str, done: Any) -> None:
+    def tokenize(self, prompt: ChatPrompt | str, done: Any, *, add_special: bool = True) -> None:
         """Count in the preparation worker; `done(ids: list[int] | LayaError)` is called on the loop thread."""
 
     def detokenize(self, ids: list[int], done: Any) -> None:
