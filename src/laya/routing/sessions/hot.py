@@ -85,8 +85,9 @@ class HotTable:
 
     def _leave_small(self, forced: bool) -> bool:
         key = self._small.popleft()
-        if self._entries[key].uses and not forced:
-            self._entries[key].uses = 0
+        entry = self._entries[key]
+        if entry.uses and not forced:
+            entry.uses = 0
             self._main.append(key)
             return False
         ghosts = self._ghosts
