@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--claude", default=shutil.which("claude"), help="path of the claude command")
     arguments = parser.parse_args()
     if not arguments.claude:
-        sys.exit("claude is not there: npm install --prefix DIR @anthropic-ai/claude-code, then --claude DIR/node_modules/.bin/claude")
+        sys.exit("claude is not there: npm install --prefix DIR @anthropic-ai/claude-code, then --claude DIR/.../claude")
     version = subprocess.run([arguments.claude, "--version"], capture_output=True, text=True, timeout=60, check=False)
     print(version.stdout.strip())
     good = [tools(arguments.claude), tool_search(arguments.claude)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 # A backend that was found to lack an API is asked again after so long: it may have been upgraded meanwhile.
 REMEMBER_S = 600.0
 # Counting comes with its API.
-_PART_OF = {"count_tokens": "messages"}
+_PART_OF = {"count_tokens": "messages", "input_tokens": "responses"}
 
 
 class BackendApis:

@@ -12,10 +12,9 @@ from laya.gateway.api import chat
 from laya.gateway.api.answer import EngineWriter
 from laya.gateway.api.chat_form import ChatForm
 from laya.gateway.api.toolcalls import ToolCallParser
-from laya.gateway.exchange import JSON_LINE, STREAMING
+from laya.gateway.exchange import STREAMING
 from laya.gateway.local import LocalExchange
 from laya.gateway.translation import Translating, Translation
-from laya.schema.codec import encode_json
 from laya.schema.generation import GenerationRequest, Queued
 
 Prepared = tuple[list[GenerationRequest], ToolCallParser]
@@ -47,7 +46,7 @@ class TranslatedLocal(Translating, LocalExchange):
     def _counted(self, ids: Any) -> None:
         if isinstance(ids, LayaError):
             raise ids
-        self.answer(200, JSON_LINE, encode_json({"input_tokens": len(ids)}), "ok")
+        self.answer_count(len(ids))
 
     def on_queued(self, event: Queued) -> None:
         self.writer.prompt_tokens = event.prompt_tokens

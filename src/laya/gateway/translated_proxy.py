@@ -19,8 +19,8 @@ from laya.gateway.exchange import DONE, JSON_LINE, STREAMING, WAITING
 from laya.gateway.local import KEEP_ALIVE_S, SSE_LINES
 from laya.gateway.native_stream import NativeStream
 from laya.gateway.proxy import HINTED_STATUS, REQUEST_DROP, ProxyExchange, outcome_of_status
-from laya.gateway.translation import Translating, Translation
-from laya.schema.codec import encode_json, encode_members
+from laya.gateway.translation import COUNTS, Translating, Translation
+from laya.schema.codec import encode_members
 from laya.wire.reply import open_request_head
 
 # What a server says of a path that it does not know.
@@ -78,14 +78,14 @@ class TranslatedProxy(Translating, ProxyExchange):
             super()._send(target, fresh_only)
 
     def _api(self) -> str:
-        return "count_tokens" if self.counts() else self.plan.api
+        return COUNTS[self.plan.path][0] if self.counts() else self.plan.api
 
     def _send_translated(self, target, fresh_only: bool) -> None:
+        self._waits_for = (target, fresh_only)
+        self._target, self.backend = target, target.name
         if not target.backend_state.apis.offers("chat"):
             where = f"backends.{target.name}.apis"
             raise InvalidRequest(f"The backend has neither this API nor chat completions, by {where}.", param="model")
-        self._waits_for = (target, fresh_only)
-        self._target, self.backend = target, target.name
         if self._translation is None:
             self.read()
         else:
@@ -97,8 +97,7 @@ class TranslatedProxy(Translating, ProxyExchange):
         target, fresh_only = self._waits_for
         if self.counts():
             size = len(encode_members([translation.form.body["messages"], translation.form.body.get("tools")]))
-            body = encode_json({"input_tokens": max(1, round(size / BYTES_PER_TOKEN))})
-            self.answer(200, JSON_LINE + b"x-laya-estimate: tokens\r\n", body, "ok")
+            self.answer_count(max(1, round(size / BYTES_PER_TOKEN)), b"x-laya-estimate: tokens\r\n")
             return
         if self._answer is None:
             self._answer = translation.answer(self.model, self.keeper())
@@ -239,10 +238,6 @@ class TranslatedProxy(Translating, ProxyExchange):
 
     def _next(self, failure: str, error: LayaError) -> None:
         self._guarded(super()._next, failure, error)
-
-    def _abandon(self, error: LayaError) -> None:
-        self.call.cancel()
-        self._give_up(error)
 
     # -- the answer ----------------------------------------------------------------------------------------------------
 

@@ -13,13 +13,21 @@ from laya.errors import InvalidRequest, LayaError, NotFound
 from laya.gateway.api import messages, responses
 from laya.gateway.api.answer import Answer
 from laya.gateway.api.chat_form import ChatForm
-from laya.gateway.exchange import DONE, STREAMING, Exchange, outcome_of
+from laya.gateway.exchange import DONE, JSON_LINE, STREAMING, Exchange, outcome_of
+from laya.schema.codec import encode_json
 from laya.schema.fields import READ_ON_LOOP, invalid_body
 
 # Building every member of a body costs about four times what skipping them does, and so does writing a conversation.
 WORK_ON_LOOP = READ_ON_LOOP // 4
 
 TRANSLATED: dict[str, Any] = {"responses": responses, "messages": messages}
+
+
+# Paths that count a prompt's tokens: the name of the ability, and what their answer holds besides the number.
+COUNTS: dict[bytes, tuple[str, dict[str, str]]] = {
+    b"/v1/messages/count_tokens": ("count_tokens", {}),
+    b"/v1/responses/input_tokens": ("input_tokens", {"object": "response.input_tokens"}),
+}
 
 
 class Translation(Protocol):
@@ -36,7 +44,11 @@ class Translating(Exchange):
 
     def counts(self) -> bool:
         """The request asks for a number of tokens, not for an answer."""
-        return self.plan.path == messages.COUNT_PATH
+        return self.plan.path in COUNTS
+
+    def answer_count(self, tokens: int, lines: bytes = b"") -> None:
+        _, members = COUNTS[self.plan.path]
+        self.answer(200, JSON_LINE + lines, encode_json({**members, "input_tokens": tokens}), "ok")
 
     def read(self) -> None:
         """Raises LayaError for what can be said at once; then nothing more is called."""

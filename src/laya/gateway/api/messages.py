@@ -11,8 +11,6 @@ from laya.gateway.api.messages_answer import MessagesAnswer
 from laya.gateway.api.messages_input import chat_form_of
 from laya.schema.anthropic import MessagesRequest, PromptParams, decode_messages, decode_prompt
 
-COUNT_PATH = b"/v1/messages/count_tokens"
-
 decode = decode_messages
 decode_count = decode_prompt
 

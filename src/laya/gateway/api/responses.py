@@ -17,6 +17,7 @@ from laya.schema.codec import encode_members
 from laya.schema.responses import ResponsesRequest, decode_kept, decode_responses
 
 decode = decode_responses
+decode_count = decode_responses
 
 _decode_item = msgspec.json.Decoder(dict[str, Any]).decode
 

@@ -1,0 +1,117 @@
+"""Stored responses: conversations that go on, are read, listed and deleted, by their own key alone."""
+
+from __future__ import annotations
+
+import json
+
+import openai
+import pytest
+
+from client_run import Call, Step
+from sdks import openai_client
+from server import running
+
+AUTH = {"authorization": "Bearer key-one"}
+
+
+def test_a_conversation_goes_on_from_its_last_answer(gpt, backend):
+    tools = [{"type": "function", "name": "add", "parameters": {}}]
+    backend.play(Step("", (Call("c1", "add", {"a": 1}),)))
+    first = gpt.responses.create(model="m", input="go", instructions="Be brief.", tools=tools)
+    backend.play(Step("It is 2."))
+    result = [{"type": "function_call_output", "call_id": "c1", "output": "2"}]
+    second = gpt.responses.create(model="m", input=result, previous_response_id=first.id, tools=tools)
+    assert [m["role"] for m in backend.asked["messages"]] == ["user", "assistant", "tool"], "instructions are not taken over"
+    third = gpt.responses.create(model="m", input="thanks", previous_response_id=second.id)
+    assert [m["role"] for m in backend.asked["messages"]] == ["user", "assistant", "tool", "assistant", "user"]
+    assert third.previous_response_id == second.id
+    assert gpt.responses.create(model="m", input="other", previous_response_id=first.id), "a conversation may branch"
+
+
+def test_a_streamed_answer_is_stored_too(gpt, backend):
+    with gpt.responses.stream(model="m", input="hi") as stream:
+        final = stream.get_final_response()
+    assert gpt.responses.retrieve(final.id).output_text == final.output_text
+
+
+def test_read_list_and_delete(gpt, backend, translating):
+    first = gpt.responses.create(model="m", input="hi")
+    second = gpt.responses.create(model="m", input="again", previous_response_id=first.id)
+    assert gpt.responses.retrieve(second.id).to_dict() == second.to_dict()
+    newest_first = [item.role for item in gpt.responses.input_items.list(second.id)]
+    assert newest_first == ["user", "assistant", "user"]
+    listed = json.loads(translating.get(f"/v1/responses/{second.id}/input_items?order=asc&limit=1", AUTH)[1])
+    assert listed["has_more"] and listed["data"][0]["content"] == "hi"
+    gpt.responses.delete(second.id)
+    with pytest.raises(openai.NotFoundError):
+        gpt.responses.retrieve(second.id)
+    with pytest.raises(openai.NotFoundError):
+        gpt.responses.delete(second.id)
+
+
+def test_what_was_not_to_be_stored_is_not(gpt, backend):
+    response = gpt.responses.create(model="m", input="hi", store=False)
+    assert response.store is False
+    with pytest.raises(openai.NotFoundError) as caught:
+        gpt.responses.create(model="m", input="again", previous_response_id=response.id)
+    assert caught.value.code == "previous_response_not_found" and caught.value.param == "previous_response_id"
+
+
+def test_another_keys_answer_is_unknown(gpt, backend, translating):
+    response = gpt.responses.create(model="m", input="hi")
+    other = openai_client(translating, "key-two")
+    for call in (
+        lambda: other.responses.retrieve(response.id), lambda: other.responses.delete(response.id),
+        lambda: other.responses.input_items.list(response.id),
+        lambda: other.responses.create(model="m", input="x", previous_response_id=response.id),
+    ):  # fmt: skip
+        with pytest.raises(openai.NotFoundError):
+            call()
+    assert translating.get(f"/v1/responses/{response.id}")[0] == 401
+    assert gpt.responses.retrieve(response.id).id == response.id
+
+
+def test_a_route_that_redacts_stores_nothing(gpt, backend):
+    kept = gpt.responses.create(model="m", input="hi")
+    redacted = gpt.responses.create(model="secret", input="hi")
+    assert redacted.store is False
+    with pytest.raises(openai.BadRequestError) as caught:
+        gpt.responses.create(model="secret", input="x", previous_response_id=kept.id)
+    assert caught.value.param == "previous_response_id"
+
+
+def test_answers_are_never_cached(gpt, backend):
+    """(case 61) Equal requests are two answers with two ids."""
+    model = backend.play(Step("one"), Step("two"))
+    answers = [gpt.responses.create(model="m", input="hi", temperature=0) for _ in range(2)]
+    assert [a.output_text for a in answers] == ["one", "two"] and len(model.asked) == 2
+
+
+def test_odd_paths_and_methods(translating):
+    assert translating.call("POST", "/v1/responses/resp_1", {}, AUTH)[0] == 405
+    assert translating.get("/v1/responses/resp_1/other", AUTH)[0] == 404
+    assert translating.get("/v1/responses/resp_1/input_items?limit=x", AUTH)[0] == 404
+    assert translating.get("/v1/responses/%00", AUTH)[0] == 404
+
+
+def test_a_conversation_outlives_a_restart_in_the_persistent_mode(chat_upstream, backend, tmp_path):
+    config = {
+        "router": {"mode": "persistent", "path": str(tmp_path / "kept.sqlite")},
+        "backends": {"up": {"url": chat_upstream.url, "health": None}}, "routes": [{"match": "*", "to": "up"}],
+    }  # fmt: skip
+    with running(config, tmp_path) as laya:
+        first = openai_client(laya).responses.create(model="m", input="hi")
+        assert laya.stop() == 0
+    with running(config, tmp_path) as laya:
+        client = openai_client(laya)
+        assert client.responses.retrieve(first.id).output_text == first.output_text
+        assert client.responses.create(model="m", input="again", previous_response_id=first.id).output_text
+        assert [m["role"] for m in backend.asked["messages"]] == ["user", "assistant", "user"]
+
+
+def test_a_large_conversation_is_worked_on_beside_the_loop(gpt, backend):
+    text = "many words " * 20_000
+    first = gpt.responses.create(model="m", input=text)
+    second = gpt.responses.create(model="m", input=text, previous_response_id=first.id)
+    assert backend.asked["messages"][0]["content"] == text and second.output_text
+    assert gpt.responses.retrieve(second.id).output_text
