@@ -97,11 +97,12 @@ class RetryBudget:
         self.exhausted = 0  # retries that were not made
         self._left = BUDGET_CAP / 10
         self._requests = 0
-        self._at = 0.0
+        self._at: float | None = None  # of the last call
 
     def take(self, requests: int, now: float) -> bool:
         """One retry. `requests` counts all requests so far, `now` is in seconds; both only grow."""
-        earned = (requests - self._requests) * BUDGET_SHARE + max(0.0, now - self._at) * BUDGET_PER_S
+        since = 0.0 if self._at is None else max(0.0, now - self._at)
+        earned = (requests - self._requests) * BUDGET_SHARE + since * BUDGET_PER_S
         self._requests, self._at = requests, now
         self._left = min(BUDGET_CAP, self._left + earned)
         if self._left < 1.0:
