@@ -18,6 +18,7 @@ APIS = {
     b"/v1/chat/completions": "chat",
     b"/v1/completions": "completions",
     b"/v1/responses": "responses",
+    b"/v1/responses/input_tokens": "responses",
     b"/v1/messages": "messages",
     b"/v1/messages/count_tokens": "messages",
     b"/v1/embeddings": "embeddings",
