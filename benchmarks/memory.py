@@ -48,7 +48,8 @@ def random_model(folder: Path) -> Path:
     config = {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": layers, "hidden_size": hidden,
         "intermediate_size": inner, "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": dim,
-        "vocab_size": vocab, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
+        "vocab_size": vocab, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
         "hidden_act": "silu", "bos_token_id": 256, "eos_token_id": 257, "torch_dtype": "bfloat16",
     }  # fmt: skip
     shapes = {"model.embed_tokens.weight": (vocab, hidden), "lm_head.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
