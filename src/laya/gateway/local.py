@@ -104,12 +104,20 @@ class LocalExchange(MovingExchange):
         self.move(WAITING)
         self._open = len(generations)
         try:
-            for i, generation in enumerate(generations):
+            for i, generation in enumerate(self._capped(generations)):
                 part = Part(self, i * generation.sampling.n)
                 self._parts.append(part)
                 part.handle = self.engine.submit(generation, part)
         except LayaError as error:
             self.on_failed(error)
+
+    def _capped(self, generations: list[GenerationRequest]) -> list[GenerationRequest]:
+        """With the shortest of the prompt caps of route and key, which the engine checks when it has counted the tokens."""
+        key = self.plan.key
+        caps = [cap for cap in (self.rule.max_prompt_tokens, key.max_prompt_tokens if key is not None else None) if cap]
+        if not caps:
+            return generations
+        return [msgspec.structs.replace(generation, max_prompt_tokens=min(caps)) for generation in generations]
 
     # -- the engine's events, through the parts ------------------------------------------------------------------------
 
