@@ -1,0 +1,148 @@
+"""/v1/responses and /v1/messages answered by the real model in process, through the real SDKs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import anthropic
+import openai
+import pytest
+
+from sdks import anthropic_client, openai_client
+from server import Laya, running
+
+PARIS = "What is the capital of France? Answer briefly."
+USER = [{"role": "user", "content": PARIS}]
+ADD = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.fixture(scope="module")
+def served(model_path, tmp_path_factory) -> Iterator[Laya]:
+    config = {"inference": {"model": str(model_path), "name": "smol", "max_seq_len": 1024, "max_num_seqs": 2, "kv_cache": "64MiB"}}
+    with running(config, tmp_path_factory.mktemp("served"), "serve") as laya:
+        laya.wait_ready()
+        yield laya
+
+
+@pytest.fixture
+def gpt(served):
+    return openai_client(served)
+
+
+@pytest.fixture
+def claude(served):
+    return anthropic_client(served)
+
+
+@pytest.fixture
+def cold(claude):
+    """Greedy, for SDKs that do not know the member."""
+    return {"model": "smol", "max_tokens": 30, "extra_body": {"temperature": 0}}
+
+
+def test_every_api_gives_the_same_text_streamed_and_not(gpt, claude, cold):
+    chat = gpt.chat.completions.create(model="smol", messages=USER, temperature=0, max_tokens=30)
+    text = chat.choices[0].message.content
+    plain = gpt.responses.create(model="smol", input=PARIS, temperature=0, max_output_tokens=30)
+    assert "Paris" in text and plain.output_text == text
+    with gpt.responses.stream(model="smol", input=PARIS, temperature=0, max_output_tokens=30) as stream:
+        deltas = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        assert deltas == text and stream.get_final_response().status == "completed"
+    message = claude.messages.create(messages=USER, **cold)
+    with claude.messages.stream(messages=USER, **cold) as stream:
+        assert "".join(stream.text_stream) == text == message.content[0].text
+    assert plain.usage.input_tokens == chat.usage.prompt_tokens and plain.usage.output_tokens == chat.usage.completion_tokens
+    told = message.usage
+    assert told.input_tokens + told.cache_read_input_tokens == chat.usage.prompt_tokens and told.output_tokens == chat.usage.completion_tokens
+
+
+def test_the_prompt_is_counted_before_it_is_answered(served, claude, cold):
+    counted = claude.messages.count_tokens(model="smol", messages=USER, system="Be kind.").input_tokens
+    usage = claude.messages.create(messages=USER, system="Be kind.", **cold).usage
+    assert counted == usage.input_tokens + usage.cache_read_input_tokens
+    body = {"model": "smol", "max_tokens": 3, "system": "Be kind.", "messages": USER, "stream": True}
+    first = served.call("POST", "/v1/messages", body)[1].split(b"\n\n")[0]
+    assert json.loads(first.partition(b"data: ")[2])["message"]["usage"]["input_tokens"] == counted
+    counted = openai_client(served).responses.input_tokens.count(model="smol", input=PARIS).input_tokens
+    assert counted == openai_client(served).responses.create(model="smol", input=PARIS, max_output_tokens=1).usage.input_tokens
+
+
+def test_forms_of_one_prompt_share_the_prefix_cache(claude, cold):
+    long = "You know a lot about rivers and lakes. " * 20
+    claude.messages.create(system=long, messages=USER, **cold)
+    blocks = [{"type": "text", "text": "x-anthropic-billing-header: cc=1"}, {"type": "text", "text": long, "cache_control": {"type": "ephemeral"}}]
+    again = claude.messages.create(system=blocks, messages=[{"role": "user", "content": [{"type": "text", "text": PARIS}]}], **cold)
+    assert again.usage.cache_read_input_tokens > 100
+
+
+def test_limits_and_stop_sequences(gpt, claude, cold):
+    cut = gpt.responses.create(model="smol", input="Count to one hundred.", max_output_tokens=5, temperature=0)
+    assert cut.status == "incomplete" and cut.incomplete_details.reason == "max_output_tokens" and cut.usage.output_tokens == 5
+    message = claude.messages.create(**{**cold, "max_tokens": 5}, messages=[{"role": "user", "content": "Count to one hundred."}])
+    assert message.stop_reason == "max_tokens"
+    text = claude.messages.create(messages=USER, **cold).content[0].text
+    stopped = claude.messages.create(messages=USER, stop_sequences=[text[4:9]], **cold)
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", text[4:9])
+    assert text[4:9] not in "".join(block.text for block in stopped.content)
+
+
+def test_a_limit_beyond_the_window_is_clamped(gpt, claude):
+    """(case 26)"""
+    assert gpt.responses.create(model="smol", input=PARIS, max_output_tokens=100_000, temperature=0).status == "completed"
+    message = claude.messages.create(model="smol", max_tokens=16_000, messages=USER, extra_body={"temperature": 0})
+    assert message.stop_reason == "end_turn"
+
+
+def test_a_prompt_beyond_the_window_is_told_in_each_apis_words(gpt, claude, cold):
+    """(case 28)"""
+    long = "many words " * 2000
+    with pytest.raises(openai.BadRequestError) as caught:
+        gpt.responses.create(model="smol", input=long)
+    assert caught.value.code == "context_length_exceeded" and caught.value.param == "input"
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 1024 maximum"):
+        claude.messages.create(messages=[{"role": "user", "content": long}], **cold)
+
+
+def test_a_conversation_goes_on(gpt):
+    first = gpt.responses.create(model="smol", input="My name is Ada.", temperature=0, max_output_tokens=10)
+    second = gpt.responses.create(model="smol", input="Thanks.", previous_response_id=first.id, max_output_tokens=5)
+    assert second.usage.input_tokens > first.usage.total_tokens and second.usage.input_tokens_details.cached_tokens > 0
+
+
+def test_a_call_that_must_be_made_is_made(gpt, claude):
+    """(case 29) In each API's form, streamed and not."""
+    tool = {"type": "function", "name": "add", "description": "Add.", "parameters": ADD}
+    given = {"model": "smol", "input": "Add one.", "tools": [tool], "tool_choice": "required", "temperature": 0, "max_output_tokens": 200}
+    item = gpt.responses.create(**given, parallel_tool_calls=False).output[-1]
+    assert item.type == "function_call" and item.name == "add" and set(json.loads(item.arguments)) == {"a"} and item.call_id
+    with gpt.responses.stream(**given, parallel_tool_calls=False) as stream:
+        assert stream.get_final_response().output[-1].arguments == item.arguments
+    tools = [{"name": "add", "description": "Add.", "input_schema": ADD}]
+    choice = {"type": "tool", "name": "add", "disable_parallel_tool_use": True}
+    with claude.messages.stream(model="smol", max_tokens=200, messages=[{"role": "user", "content": "Add one."}], tools=tools, tool_choice=choice) as s:
+        message = s.get_final_message()
+    assert message.stop_reason == "tool_use" and message.content[-1].name == "add" and set(message.content[-1].input) == {"a"}
+
+
+def test_an_image_is_refused_by_a_model_that_reads_text(gpt, claude, cold):
+    """(case 21)"""
+    with pytest.raises(openai.BadRequestError) as caught:
+        gpt.responses.create(model="smol", input=[{"role": "user", "content": [{"type": "input_image", "image_url": "data:x"}]}])
+    assert caught.value.param == "input"
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    with pytest.raises(anthropic.BadRequestError, match="text only"):
+        claude.messages.create(messages=[{"role": "user", "content": [image]}], **cold)
+
+
+def test_a_client_that_leaves_frees_its_sequence(served):
+    """(case 10)"""
+    body = json.dumps({"model": "smol", "input": "Tell me a long story.", "stream": True, "max_output_tokens": 900}).encode()
+    head = b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    with served.connect() as sock:
+        sock.sendall(head % len(body) + body)
+        sock.settimeout(20)
+        while b"output_text.delta" not in sock.recv(65536):
+            pass
+    assert served.wait_for(lambda: served.metric("laya_sequences_running") == 0, 5)
+    assert served.metric("laya_requests_total", api="responses", outcome="client_closed") >= 1

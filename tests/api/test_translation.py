@@ -1,0 +1,353 @@
+"""The pieces of the translation by themselves: names, turns, chat answers in many dialects, and any JSON at all."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from laya.errors import BadUpstream, ContextLengthExceeded, InvalidRequest
+from laya.gateway.api import messages, responses
+from laya.gateway.api.answer import Ending, Usage
+from laya.gateway.api.anthropic_errors import error_body
+from laya.gateway.api.chat_answer import ChatAnswer, read_error
+from laya.gateway.api.messages_answer import MessagesAnswer
+from laya.gateway.api.pieces import CallArguments, CallEnd, CallStart, ReasoningPiece, TextPiece
+from laya.gateway.api.responses_answer import ResponsesAnswer
+from laya.gateway.api.toolnames import Tool, ToolNames, flat_name
+from laya.gateway.api.turns import Turns
+
+# -- names -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_flat_name_is_what_every_chat_api_takes():
+    assert flat_name("add", "mcp__calc") == "mcp__calc__add" and flat_name("exec.command/x") == "exec_command_x"
+    long = flat_name("n" * 80, "mcp__server")
+    assert len(long) == 64 and long != flat_name("n" * 81, "mcp__server")
+    assert long == flat_name("n" * 80, "mcp__server"), "the same from step to step"
+
+
+def test_a_name_that_a_model_wrote_is_understood_where_only_one_tool_can_be_meant():
+    names = ToolNames()
+    for tool in (Tool("add", "mcp__a"), Tool("add", "mcp__b"), Tool("sub", "mcp__a"), Tool("shell")):
+        assert names.add(tool) is not None
+    assert names.add(Tool("add", "mcp__a")) is None
+    assert names.meant_by("mcp__b__add") == Tool("add", "mcp__b") and names.meant_by("sub") == Tool("sub", "mcp__a")
+    assert names.meant_by("mcp__a.sub") == Tool("sub", "mcp__a") and names.meant_by("add") == Tool("add")
+    assert names.meant_by("invented") == Tool("invented")
+
+
+# -- turns -----------------------------------------------------------------------------------------------------------------
+
+
+def test_results_stand_behind_their_calls_and_strangers_are_told_in_words():
+    turns = Turns()
+    turns.user(["go"])
+    turns.call("a", "f", "")
+    turns.user(["by the way"])
+    turns.result("a", ["2"])
+    turns.result("lost", ["3"])
+    roles = [(m["role"], m["content"]) for m in turns.messages()]
+    assert roles[:3] == [("user", "go"), ("assistant", None), ("tool", "2")]
+    assert roles[3][0] == "user" and "by the way" in roles[3][1] and "3" in roles[3][1]
+
+
+STEP = st.one_of(
+    st.tuples(st.just("system"), st.text(max_size=5)), st.tuples(st.just("user"), st.text(max_size=5)),
+    st.tuples(st.just("assistant"), st.text(max_size=5)), st.tuples(st.just("call"), st.sampled_from("abc")),
+    st.tuples(st.just("result"), st.sampled_from("abcd")),
+)  # fmt: skip
+
+
+def built(steps) -> list[dict]:
+    turns = Turns()
+    for kind, text in steps:
+        if kind == "user":
+            turns.user([text])
+        elif kind == "call":
+            turns.call(text, "f", "{}")
+        elif kind == "result":
+            turns.result(text, ["r"])
+        else:
+            getattr(turns, kind)(text)
+    return turns.messages()
+
+
+@given(st.lists(STEP, max_size=20))
+def test_messages_keep_to_what_templates_take(steps):
+    """One system message, at the front; no two neighbours of one role but for tool results."""
+    roles = [message["role"] for message in built(steps)]
+    assert "system" not in roles[1:]
+    for one, two in zip(roles, roles[1:], strict=False):
+        assert one != two or one == "tool"
+
+
+# -- chat answers ----------------------------------------------------------------------------------------------------------
+
+
+def sse(*chunks: dict | str) -> bytes:
+    return b"".join(b"data: " + (c if isinstance(c, str) else json.dumps(c)).encode() + b"\n\n" for c in chunks)
+
+
+def delta(reason: str | None = None, **members) -> dict:
+    return {"choices": [{"index": 0, "delta": members, "finish_reason": reason}]}
+
+
+def call(index: int | None, id: str | None, name: str | None, arguments) -> dict:
+    part = {"id": id, "function": {"name": name, "arguments": arguments}}
+    return {**part, "index": index} if index is not None else part
+
+
+def calls_of(*chunks: dict) -> list[tuple[str, str, str]]:
+    """(id, name, arguments) of each call, read one byte at a time."""
+    answer, found = ChatAnswer(), {}
+    data = sse(*chunks, delta("tool_calls"), "[DONE]")
+    for i in range(len(data)):
+        for piece in answer.read_stream(data[i : i + 1]):
+            if isinstance(piece, CallStart):
+                found[piece.index] = [piece.id, piece.name, ""]
+            elif isinstance(piece, CallArguments):
+                found[piece.index][2] += piece.text
+    assert answer.ended and answer.ending.reason == "tool_calls" and sorted(found) == list(range(len(found)))
+    return [tuple(found[index]) for index in sorted(found)]
+
+
+WANTED = [("c1", "f", '{"a":1}'), ("c2", "g", "{}")]
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [delta(tool_calls=[call(0, "c1", "f", "")]), delta(tool_calls=[call(0, None, None, '{"a":1}')]), delta(tool_calls=[call(1, "c2", "g", "{}")])],
+        [delta(tool_calls=[call(0, "c1", "f", '{"a":1}'), call(1, "c2", "g", "{}")])],
+        [delta(tool_calls=[call(0, "c1", "f", '{"a":1}')]), delta(tool_calls=[call(0, "c2", "g", "{}")])],
+        [delta(tool_calls=[call(None, "c1", "f", '{"a":1}')]), delta(tool_calls=[call(None, "c2", "g", "{}")])],
+        [delta(tool_calls=[call(0, "c1", "f", "")]), delta(tool_calls=[call(1, "c2", "g", "{}")]), delta(tool_calls=[call(0, None, None, '{"a":1}')])],
+        [delta(tool_calls=[call(0, "c1", "f", '{"a"')]), delta(tool_calls=[call(0, "c1", "f", ":1}")]), delta(tool_calls=[call(5, "c2", "g", "{}")])],
+        [delta(tool_calls=[call(0, "c1", "f", {"a": 1})]), delta(tool_calls=[call(1, "c2", "g", {})])],
+    ],
+    ids=["usual", "at once", "always index 0", "no index", "mixed", "id again", "objects"],
+)  # fmt: skip
+def test_calls_in_the_dialects_of_servers(chunks):
+    """(cases 18, 29)"""
+    assert calls_of(*chunks) == WANTED
+
+
+def test_dialects_of_frames():
+    """(case 18)"""
+    answer = ChatAnswer()
+    data = b'\xef\xbb\xbf: PROCESSING\r\n\r\ndata:{"choices":[{"index":0,"delta":{"content":"a"}}]}\r\n\r\ndata: {"choices":\rdata: []}\r\r'
+    assert answer.read_stream(data) == [TextPiece("a")]
+    tail = sse(delta(content="b"), delta("stop"), {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
+    assert answer.read_stream(tail + b"data: [DONE]  \n\ndata: junk\n\n") == [TextPiece("b")]
+    assert answer.ending == Ending("stop", None, Usage(3, 0, 2))
+
+
+def test_a_last_frame_without_its_blank_line_counts():
+    answer = ChatAnswer()
+    answer.read_stream(sse(delta(content="a"), delta("stop"))[:-1])
+    answer.finish_stream()
+    assert answer.ending.reason == "stop"
+
+
+def test_what_stops_in_the_middle_has_no_ending():
+    answer = ChatAnswer()
+    answer.read_stream(sse(delta(content="a")))
+    with pytest.raises(BadUpstream):
+        _ = answer.ending
+
+
+@pytest.mark.parametrize("data", [b"<html>", b"[]", b"{}", b'{"choices":[]}', b'{"choices":7}', b"[" * 5000, b"\xff"])
+def test_what_is_no_completion_is_a_bad_upstream(data):
+    """(case 44)"""
+    with pytest.raises(BadUpstream):
+        ChatAnswer().read_body(data)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (400, {"error": {"message": "m", "code": "c"}}, "m"), (404, {"detail": "Not Found"}, "Not Found"), (500, {"message": "m"}, "m"),
+        (422, {"detail": [{"loc": ["body"]}]}, "The backend answered 422."), (502, {"error": "m"}, "m"), (418, {}, "The backend answered 418."),
+    ],
+)  # fmt: skip
+def test_errors_of_backends(status, body, message):
+    error = read_error(status, json.dumps(body).encode())
+    assert (error.status, error.message) == (status, message)
+    assert read_error(status, b"<html>").message == f"The backend answered {status}."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens (4900 in the messages)",
+        "This model's maximum context length is 4096 tokens, however the prompt is 5000 tokens. At least one must be left.",
+        "the prompt has 5000 tokens, more than the context window of 4096 tokens",
+    ],
+)  # fmt: skip
+def test_a_prompt_that_is_too_long_is_told_with_both_numbers(text):
+    error = read_error(400, json.dumps({"error": {"message": text}}).encode())
+    assert isinstance(error, ContextLengthExceeded)
+    assert error_body(error)["error"]["message"] == "prompt is too long: 5000 tokens > 4096 maximum"
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------------
+
+
+def test_white_space_in_front_of_a_call_is_no_text_and_an_empty_answer_is_one():
+    translation = responses.translate(responses.decode(b'{"input":"x","stream":false}'), None)
+
+    def ended(*pieces) -> list[dict]:
+        answer = ResponsesAnswer(translation.request, ToolNames(), "m", None)
+        for piece in pieces:
+            answer.piece(piece)
+        return json.loads(answer.end(Ending("stop")))["output"]
+
+    assert [item["type"] for item in ended(TextPiece("\n\n"), CallStart(0, "c", "f"), CallEnd(0))] == ["function_call"]
+    assert ended(TextPiece("\n"), TextPiece("a"))[0]["content"][0]["text"] == "\na"
+    assert ended()[0]["content"][0]["text"] == "", "a client without any item takes the answer for lost"
+
+
+def test_text_behind_a_call_waits_for_its_end():
+    request = messages.decode(b'{"max_tokens":5,"messages":[{"role":"user","content":"x"}],"stream":true}')
+    answer = MessagesAnswer(request, ToolNames(), "m")
+    out = answer.piece(CallStart(0, "c", "f")) + answer.piece(TextPiece("later"))
+    assert b"later" not in out
+    out = answer.piece(CallArguments(0, "{}")) + answer.piece(CallEnd(0))
+    assert out.index(b"input_json_delta") < out.index(b"content_block_stop") < out.index(b"later")
+
+
+PIECES = st.lists(
+    st.one_of(
+        st.builds(TextPiece, st.text(max_size=4)), st.builds(ReasoningPiece, st.text(min_size=1, max_size=4)),
+        st.tuples(st.just("call"), st.integers(0, 2), st.text(max_size=3)), st.tuples(st.just("end"), st.integers(0, 2)),
+    ),
+    max_size=25,
+)  # fmt: skip
+
+
+def fed(answer, script) -> bytes:
+    """The script's pieces in a valid order: a call starts before its arguments, and nothing comes behind its end."""
+    out, begun, ended = answer.head(0), {}, set()
+    for step in script:
+        if not isinstance(step, tuple):
+            out += answer.piece(step)
+            continue
+        number = step[1]
+        if number in ended:
+            continue
+        if number not in begun:
+            begun[number] = len(begun)
+            out += answer.piece(CallStart(begun[number], f"c{number}", f"f{number}"))
+        if step[0] == "end":
+            ended.add(number)
+            out += answer.piece(CallEnd(begun[number]))
+        else:
+            out += answer.piece(CallArguments(begun[number], step[2]))
+    return out + answer.end(Ending("stop", None, Usage(1, 0, 1)))
+
+
+@given(PIECES)
+@settings(max_examples=200, deadline=None)
+def test_a_messages_stream_says_what_the_plain_answer_says(script):
+    """Blocks are opened one at a time, numbered from 0, closed once; their deltas joined are the plain answer's content."""
+    made = {}
+    for stream in (True, False):
+        body = {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}], "stream": stream, "thinking": {"type": "enabled"}}
+        made[stream] = fed(MessagesAnswer(messages.decode(json.dumps(body).encode()), ToolNames(), "m"), script)
+    blocks, open_at = [], None
+    for frame in made[True].decode().split("\n\n")[:-1]:
+        event = json.loads(frame.partition("data: ")[2])
+        if event["type"] == "content_block_start":
+            assert open_at is None and event["index"] == len(blocks)
+            open_at = len(blocks)
+            blocks.append([event["content_block"]["type"], ""])
+        elif event["type"] == "content_block_delta":
+            assert event["index"] == open_at
+            kind = event["delta"]["type"].removesuffix("_delta")
+            blocks[-1][1] += "" if kind == "signature" else event["delta"]["partial_json" if kind == "input_json" else kind]
+        elif event["type"] == "content_block_stop":
+            assert event["index"] == open_at
+            open_at = None
+    assert open_at is None
+    plain = [[b["type"], b.get("text", b.get("thinking", ""))] for b in json.loads(made[False])["content"]]
+    assert [b if b[0] != "tool_use" else ["tool_use", ""] for b in blocks] == plain
+
+
+@given(PIECES)
+@settings(max_examples=200, deadline=None)
+def test_a_responses_stream_says_what_the_plain_answer_says(script):
+    """(case 15)"""
+    made = {}
+    for stream in (True, False):
+        request = responses.decode(json.dumps({"input": "x", "stream": stream}).encode())
+        made[stream] = fed(ResponsesAnswer(request, ToolNames(), "m", None), script)
+    events = [json.loads(frame.partition("data: ")[2]) for frame in made[True].decode().split("\n\n")[:-1]]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["type"] == "response.completed"
+    done = {event["output_index"]: event["item"] for event in events if event["type"] == "response.output_item.done"}
+    added = {event["output_index"]: event["item"] for event in events if event["type"] == "response.output_item.added"}
+    output = events[-1]["response"]["output"]
+    assert [done[i] for i in range(len(output))] == output and {i: item["id"] for i, item in added.items()} == {i: item["id"] for i, item in done.items()}
+
+    def bare(items) -> list:
+        return [{key: value for key, value in item.items() if key != "id"} for item in items]
+
+    assert bare(output) == bare(json.loads(made[False])["output"])
+
+
+# -- any JSON at all -------------------------------------------------------------------------------------------------------
+
+WORDS = [
+    "type", "role", "content", "text", "message", "user", "assistant", "system", "developer", "tool_use", "tool_result", "id", "name",
+    "function_call", "function_call_output", "custom_tool_call", "call_id", "output", "arguments", "reasoning", "summary", "input",
+    "image", "source", "base64", "input_image", "image_url", "namespace", "tools", "function", "custom", "parameters", "input_schema",
+    "document", "thinking", "signature", "additional_tools", "tool_reference", "tool_name", "allowed_tools", "mode", "format",
+    "json_schema", "tool_use_id", "is_error", "search_result", "item_reference", "input_text", "output_text", "tool", "any", "grammar",
+]  # fmt: skip
+WORD = st.sampled_from(WORDS)
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=3), WORD),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(WORD, inner, max_size=6)), max_leaves=25,
+)  # fmt: skip
+OBJECTS = st.lists(st.dictionaries(WORD, JSON, max_size=7), max_size=4)
+
+
+@given(OBJECTS, OBJECTS, JSON, JSON)
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_json_is_translated_or_refused(items, tools, choice, text):
+    """(cases 20-23, 31) Never another exception, which would be a 500, and what comes out can be encoded."""
+    bodies = [
+        (responses, {"input": items, "tools": tools}), (responses, {"input": items, "tools": tools, "tool_choice": choice, "text": text}),
+        (messages, {"max_tokens": 5, "messages": [{"role": "user", "content": items}], "tools": tools}),
+        (messages, {"max_tokens": 5, "messages": [{"role": "assistant", "content": items}], "system": items, "tool_choice": choice}),
+    ]  # fmt: skip
+    for api, body in bodies:
+        try:
+            request = api.decode(json.dumps(body).encode())
+        except ValueError:
+            continue  # the wrong type: refused before the translation
+        try:
+            translation = api.translate(request, None)
+        except InvalidRequest as refused:
+            assert refused.param
+            continue
+        json.loads(translation.form.encode("m", True))
+        try:
+            translation.form.in_process()
+        except InvalidRequest as refused:
+            assert refused.param
+
+
+def test_integers_of_any_size_and_deep_nesting():
+    """(case 31)"""
+    big = {"type": "function_call", "call_id": "c", "name": "f", "arguments": {"n": 10**40}}
+    body = json.dumps({"input": [{"role": "user", "content": "x"}, big], "metadata": {"n": 10**40}}).encode()
+    translation = responses.translate(responses.decode(body), None)
+    assert b"1" + b"0" * 40 in translation.form.encode("m", False)
+    assert b"1" + b"0" * 40 in translation.answer("m", None).end(Ending("stop"))
+    deep = b'{"input":"x","tools":[{"type":"function","name":"f","parameters":' + b'{"a":' * 900 + b"1" + b"}" * 900 + b"}]}"
+    translation = responses.translate(responses.decode(deep), None)
+    assert translation.form.encode("m", False).count(b'{"a":') == 900 and translation.answer("m", None).end(Ending("stop"))
