@@ -108,6 +108,8 @@ def test_each_type_is_answered_by_its_formulas():
     assert choice["choice"] == "a" and list(choice["probabilities"]) == ["b", "a"]
     assert choice["confidence"] == pytest.approx((choice["probabilities"]["a"] - 0.5) / 0.5)
     assert answer_of(Choice({"a": None, "b": None}), even)["confidence"] == 0
+    hot, cold = (answer_of(Choice({"b": None, "a": None}), {**even, "a": -0.5}, heat)["confidence"] for heat in (5, 0.1))
+    assert hot < choice["confidence"] < cold
     levels = ["low", {"label": "mid"}, "high"]
     score = answer_of(Score(levels), {"0": math.log(0.2), "1": math.log(0.5), "2": math.log(0.3)})
     assert score["legend"] == {"0": "low", "1": {"label": "mid"}, "2": "high"} and score["score"] == pytest.approx(1.1)
@@ -138,4 +140,5 @@ def test_a_processor_is_shown_the_options_with_most_in_common():
     assert len(few.options) == SHOWN_ON_CPU and "Billing" in few.options and all_of_them.options == tuple(names)
     answer = answer_of(request.questions["q"], dict.fromkeys(few.options, -1.0))
     assert len(answer["probabilities"]) == 201 and math.isclose(sum(answer["probabilities"].values()), 1)
-    assert most_shown("cuda:0") is None and shortlist(["a", "b"], "", 5) == [0, 1]
+    assert most_shown({"device": "cuda:0"}) is None and most_shown({"device": "cuda", "decision_options": 9}) == 9
+    assert shortlist(["a", "b"], "", 5) == [0, 1]

@@ -71,4 +71,17 @@ class InferenceConfig(Section, kw_only=True):
     fit: Annotated[
         Literal["refuse", "shrink"], about("a plan that does not fit: refuse to start, or shrink window and sequences")
     ] = "refuse"
+    tool_calls: Annotated[
+        Literal["auto", "hermes", "llama3", "mistral", "none"],
+        about("how the model writes tool calls; auto: told from its chat template; none: calls are left in the text"),
+    ] = "auto"
+    decision_temperature: Annotated[
+        float,
+        about("for /v1/systemone: above 1 evens probabilities out, below 1 sharpens them, as calibration found", gt=0, le=100),
+    ] = 1.0  # fmt: skip
+    decision_options: Annotated[
+        int | None,
+        about("for /v1/systemone: options the model reads; longer lists are narrowed down; null: 16 on the CPU, all on a GPU",
+              ge=2, le=255),
+    ] = None  # fmt: skip
     watchdog: Annotated[WatchdogConfig, about("when to protect the machine")] = WatchdogConfig()

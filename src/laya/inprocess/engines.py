@@ -20,6 +20,7 @@ from laya.engine.machine import Memory, host_memory
 from laya.engine.settings import EngineSettings
 from laya.engine.step import DeviceLost
 from laya.errors import ConfigError, DeviceGone, EngineDied, StartError
+from laya.inprocess.cards import with_settings
 from laya.inprocess.plans import BLOCK_TOKENS, EnginePlan, Machine, model_path, plan_engines
 from laya.log import Log
 from laya.schema.generation import ModelCard
@@ -125,8 +126,9 @@ def _backend(engine: EnginePlan, device: str, post, on_failed, log: Log) -> Engi
             on_failed(_reason(name, backend.failure, ready), ready)
 
     backend = EngineBackend(
-        name=name, load=loaded_tightly(work), settings=_bounds(engine), post=post, card=card, on_state=on_state, plan=plan
-    )
+        name=name, load=loaded_tightly(with_settings(work, settings)), settings=_bounds(engine), post=post, card=card,
+        on_state=on_state, plan=plan,
+    )  # fmt: skip
     return backend
 
 

@@ -14,9 +14,9 @@ SHOWN_ON_CPU = 16
 _MOST_TEXT = 20_000  # characters of the state that are looked at: a few milliseconds of work
 
 
-def most_shown(device: object) -> int | None:
-    """How many options a question may show on a device; None: all."""
-    return SHOWN_ON_CPU if str(device).startswith("cpu") else None
+def most_shown(details: dict) -> int | None:
+    """How many options a question may show, by the details of a model's card; None: all."""
+    return details.get("decision_options") or (SHOWN_ON_CPU if str(details.get("device")).startswith("cpu") else None)
 
 
 def shortlist(options: list[str], about: str, count: int) -> list[int]:

@@ -33,7 +33,7 @@ def generations_of(request: SystemOneRequest, request_id: str, client: str, card
 
 def _scoring(question: Question, state: str, request_id: str, client: str, card: ModelCard) -> GenerationRequest:
     instructions, names, lines = _instructions(question), _options(question), _lines(question)
-    most = most_shown(card.details.get("device"))
+    most = most_shown(card.details)
     if most is not None and len(names) > most:
         shown = shortlist(lines, f"{instructions}\n{state}", most)
         names, lines = tuple(names[i] for i in shown), [lines[i] for i in shown]
@@ -80,9 +80,9 @@ def _lines(question: Question) -> list[str]:
     return [f"- {n}" if d is None else f"- {n}: {text_of(d)}" for n, d in zip(names, described, strict=True)]
 
 
-def answer_of(question: Question, logprobs: dict[str, float]) -> dict:
+def answer_of(question: Question, logprobs: dict[str, float], temperature: float = 1.0) -> dict:
     """The typed answer from each option's log-probability; one that was not shown to the model has none."""
-    shares = softmax([logprobs.get(name, -math.inf) for name in _options(question)])
+    shares = softmax([logprobs.get(name, -math.inf) / temperature for name in _options(question)])
     if isinstance(question, Noul):
         return {"type": "noul", "noul": shares[0]}
     if isinstance(question, Choice):
@@ -131,17 +131,19 @@ class DecisionWriter:
 
     stream = False
 
-    def __init__(self, request: SystemOneRequest, model: str, chat: bool) -> None:
+    def __init__(self, request: SystemOneRequest, model: str, card: ModelCard) -> None:
         self._questions = list(request.questions.items())
         self._model = model
-        self._chat = chat
+        self._chat = card.chat
+        self._temperature = card.details.get("decision_temperature", 1.0)
         self._answers: dict[str, dict] = {}
 
     def decided(self, options: tuple[str, ...], event: Finished) -> None:
         """The next question's figures, for the options as they were scored."""
         name, question = self._questions[len(self._answers)]
         names = options if self._chat else [option.removeprefix(SPACE) for option in options]
-        self._answers[name] = answer_of(question, dict(zip(names, event.option_logprobs or (), strict=True)))
+        logprobs = dict(zip(names, event.option_logprobs or (), strict=True))
+        self._answers[name] = answer_of(question, logprobs, self._temperature)
 
     def head(self) -> bytes:
         return b""
@@ -164,6 +166,6 @@ class DecisionWriter:
 
 
 def writer_of(request: SystemOneRequest, model: str, prompts: int, card: ModelCard) -> DecisionWriter:
-    return DecisionWriter(request, model, card.chat)
+    return DecisionWriter(request, model, card)
 
 
