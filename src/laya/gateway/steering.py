@@ -22,7 +22,7 @@ from laya.schema.fields import READ_ON_LOOP, RoutingFields
 class Way:
     """One request while its targets are being found, and what its exchange must know of that."""
 
-    __slots__ = ("connection", "request", "body", "plan", "fields", "name", "route", "session", "note", "rule", "parked")
+    __slots__ = ("connection", "request", "body", "plan", "fields", "name", "route", "session", "note", "rule", "why", "parked")
 
     def __init__(self, connection, request, body: bytes, plan, fields: RoutingFields, name: str, route: Route) -> None:
         self.connection = connection
@@ -35,6 +35,7 @@ class Way:
         self.session: bytes | None = None
         self.note = ""  # what x-laya-route and the log say beside the route's name
         self.rule = ""  # label of the decision's metric; "" for none
+        self.why = ""
         self.parked: Exchange | None = None  # what holds the client's place meanwhile
 
     def tell(self, exchange) -> None:
@@ -43,6 +44,11 @@ class Way:
         exchange.note = self.note + exchange.targets[0].note
         if self.parked is not None:
             exchange.began, exchange.request_id = self.parked.began, self.parked.request_id
+        if self.rule and exchange.gateway.log.info_on:
+            exchange.gateway.log.event(
+                "info", "decision", id=exchange.request_id.decode("latin-1"), route=self.route.name, rule=self.rule,
+                why=self.why, backend=exchange.targets[0].name,
+            )  # fmt: skip
 
 
 class Steering:
@@ -56,7 +62,7 @@ class Steering:
         """Raises LayaError for what can be said at once."""
         gateway, route = self._gateway, way.route
         if way.plan.target is not None:
-            way.note, way.rule = "; target", "override"
+            way.note, way.rule, way.why = "; target", "override", "x-laya-target"
             self._send(way, [gateway.selection.override(route, way.plan)])
         elif route.classify is None:
             self._pick(way, gateway.selection.group(route, None))
@@ -72,6 +78,7 @@ class Steering:
         if isinstance(decision, LayaError):
             raise decision
         way.rule = "otherwise" if decision.rule < 0 else str(decision.rule + 1)
+        way.why = decision.reason
         way.note = f"; rule={way.rule}; why={decision.reason}"
         self._pick(way, self._gateway.selection.group(way.route, decision.rule))
 

@@ -163,8 +163,11 @@ class DiskSessions:
 
     def status(self) -> dict[str, Any]:
         status = {"mode": "persistent" if self._durable else "hybrid", "entries": len(self._hot), **self._journal.status()}
-        if self._behind and status["state"] == "ok":
-            status["state"], status["reason"] = "degraded", "late"
+        if status["state"] == "ok" and self._behind:
+            if self._journal.pending:
+                status["state"], status["reason"] = "degraded", "late"
+            else:
+                self._behind = False  # what came too late is there by now
         if self.late:
             status["late"] = self.late
         return status
