@@ -135,6 +135,11 @@ def test_an_image_is_refused_by_a_model_that_reads_text(gpt, claude, cold):
         claude.messages.create(messages=[{"role": "user", "content": [image]}], **cold)
 
 
+def test_an_empty_input_loads_the_model(gpt):
+    """What one client sends before its first real request."""
+    assert gpt.responses.create(model="smol", input="", max_output_tokens=1).usage.output_tokens == 1
+
+
 def test_a_client_that_leaves_frees_its_sequence(served):
     """(case 10)"""
     body = json.dumps({"model": "smol", "input": "Tell me a long story.", "stream": True, "max_output_tokens": 900}).encode()

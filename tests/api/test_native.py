@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from client_run import ChatModel, Step
-from raw import post, read_all
+from raw import post, read_all, read_until
 from scripted_upstream import SSE_HEAD, Asked, Close, Reset, ScriptedUpstream, Sleep, answer, chunked
 from server import Laya, running
 
@@ -34,10 +35,12 @@ def laya(backends, tmp_path_factory):
         "backends": {
             "asked": {"url": a.url, **own}, "told": {"url": b.url, "apis": ["chat", "messages"], **own},
             "third": {"url": a.url, **own}, "dead": {"url": "http://127.0.0.1:9/v1", **own}, "fourth": {"url": b.url, **own},
+            "patient": {"url": b.url, "health": None, "apis": ["chat"]},
         },
         "routes": [
             {"name": "asked", "match": "m", "to": "asked"}, {"name": "told", "match": "told", "to": "told"},
             {"name": "third", "match": "third", "to": "third"}, {"name": "fourth", "match": "fourth", "to": "fourth"},
+            {"name": "patient", "match": "patient", "to": "patient"},
             {"name": "moves", "match": "moves", "to": ["dead", "told"], "policy": "round_robin"},
         ],
     }  # fmt: skip
@@ -138,11 +141,11 @@ ENDS = {
 }
 
 
-def stream(laya: Laya, api: str) -> bytes:
+def stream(laya: Laya, api: str, model: str = "m") -> bytes:
     with laya.connect() as sock:
-        body = json.dumps({**HI, "stream": True}).encode()
+        body = json.dumps({**HI, "model": model, "stream": True}).encode()
         sock.sendall(post(body, f"/v1/{api}".encode(), b"Connection: close\r\n"))
-        return read_all(sock)
+        return read_all(sock, 30)
 
 
 @pytest.mark.parametrize("api", ["responses", "messages"])
@@ -166,6 +169,34 @@ def test_a_stream_that_is_cut_ends_in_the_apis_own_error(laya, backends, api, en
     else:
         assert last.startswith(b"response.failed") and b'"sequence_number":2' in last and b'"id":"resp_n"' in last
     assert data.count(b"response.created") <= 2 and data.endswith(b"0\r\n\r\n"), "nothing is sent twice"
+
+
+def test_a_stream_begins_without_the_backends_word_after_a_while(laya, backends):
+    """Clients give up on a silent server; what the backend says later comes inside the stream."""
+    backends[1].script = lambda asked: [Sleep(6), answer({"error": {"message": "No."}}, "400 Bad Request")]
+    began = time.monotonic()
+    data = stream(laya, "responses", "patient")
+    assert data.startswith(b"HTTP/1.1 200") and b"response.in_progress" in data and time.monotonic() - began < 30
+    last = data.rpartition(b"event: ")[2]
+    assert last.startswith(b"response.failed") and b"No." in last
+
+
+def test_a_translated_stream_that_outlives_the_drain_is_told_so(backends, tmp_path):
+    """(case 75)"""
+    backends[1].script = lambda asked: [SSE_HEAD, chunked(b": wait\n\n"), Sleep(30)]
+    config = {
+        "server": {"drain_timeout_s": 0.5}, "routes": [{"match": "*", "to": "up"}],
+        "backends": {"up": {"url": backends[1].url, "health": None, "apis": ["chat"]}},
+    }  # fmt: skip
+    with running(config, tmp_path) as laya:
+        socks = [laya.connect(), laya.connect()]
+        for sock, api in zip(socks, (b"responses", b"messages"), strict=True):
+            sock.sendall(post(json.dumps({**HI, "stream": True}).encode(), b"/v1/" + api))
+            read_until(sock, b"event: ping" if api == b"messages" else b"response.in_progress")
+        assert laya.stop() == 0
+        ends = [read_all(sock) for sock in socks]
+    assert b"event: response.failed" in ends[0] and b"event: error" in ends[1]
+    assert all(end.endswith(b"0\r\n\r\n") for end in ends)
 
 
 @pytest.mark.parametrize("api", ["responses", "messages"])

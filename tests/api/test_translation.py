@@ -298,6 +298,24 @@ def test_a_responses_stream_says_what_the_plain_answer_says(script):
     assert bare(output) == bare(json.loads(made[False])["output"])
 
 
+@pytest.mark.parametrize(
+    ("api", "members", "told"),
+    [
+        (messages, {}, {"enable_thinking": False}), (messages, {"thinking": {"type": "adaptive"}}, None),
+        (messages, {"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        (messages, {"chat_template_kwargs": {"enable_thinking": True, "x": 1}}, {"enable_thinking": True, "x": 1}),
+        (responses, {}, None), (responses, {"reasoning": {"effort": "none"}}, {"enable_thinking": False}),
+        (responses, {"reasoning": {"effort": "high"}}, None),
+    ],
+)  # fmt: skip
+def test_a_template_is_told_when_no_thoughts_are_wanted(api, members, told):
+    """Only in process: chat has no member for it that every server takes."""
+    body = {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}], "input": "x", **members}
+    form = api.translate(api.decode(json.dumps(body).encode()), None).form
+    assert form.in_process().chat_template_kwargs == told
+    assert json.loads(form.encode("m", False)).get("chat_template_kwargs") == members.get("chat_template_kwargs")
+
+
 # -- any JSON at all -------------------------------------------------------------------------------------------------------
 
 WORDS = [

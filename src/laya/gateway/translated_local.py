@@ -12,7 +12,6 @@ from laya.gateway.api import chat
 from laya.gateway.api.answer import EngineWriter
 from laya.gateway.api.chat_form import ChatForm
 from laya.gateway.api.toolcalls import ToolCallParser
-from laya.gateway.exchange import STREAMING
 from laya.gateway.local import LocalExchange
 from laya.gateway.translation import Translating, Translation
 from laya.schema.generation import GenerationRequest, Queued
@@ -56,5 +55,4 @@ class TranslatedLocal(Translating, LocalExchange):
         super().on_failed(self._form.own_words(error))
 
     def _cut_off(self, error: LayaError) -> None:
-        if self.state is STREAMING:
-            self.finish_with(error, self._error_frame(error))
+        self.finish_with(error, self._error_frame(error))

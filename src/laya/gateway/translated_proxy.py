@@ -27,7 +27,7 @@ from laya.wire.reply import open_request_head
 LACKING = frozenset({404, 405, 501})
 # A stream is begun without the backend's word after so long: clients want a sign of life, and past it hardly any error comes
 # that another backend could mend (those come at once).
-HEAD_WAIT_S = 10.0
+HEAD_WAIT_S = 5.0
 # The largest plain answer that is read to be translated; far above what any window gives.
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 # Bytes of JSON to a token: English text has about four, code and other scripts fewer. For counting where nobody can count.

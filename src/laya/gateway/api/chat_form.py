@@ -26,11 +26,13 @@ CUSTOM_PARAMETERS = {
 
 
 class ChatForm(msgspec.Struct, kw_only=True):
-    """`body` lacks model and stream. `prompt_member` is what the API calls its messages, for errors about them."""
+    """`body` lacks model and stream. `prompt_member` is what the API calls its messages, for errors about them. `thinks` false:
+    the client wants no thoughts, which chat has no common word for; an engine's chat template is told."""
 
     body: dict[str, Any]
     names: ToolNames
     prompt_member: str
+    thinks: bool = True
 
     def encode(self, model: str, stream: bool, *, capped: bool = True) -> bytes:
         """The body for a chat backend; not `capped`: without a limit on the answer, which is then the room left."""
@@ -47,9 +49,15 @@ class ChatForm(msgspec.Struct, kw_only=True):
     def in_process(self) -> ChatRequest:
         """Raises InvalidRequest naming the member at fault."""
         try:
-            return msgspec.convert(self.body, ChatRequest)
+            return msgspec.convert(self.body | self._template_args(), ChatRequest)
         except msgspec.ValidationError as exc:
             raise self.own_words(invalid_body(exc)) from None
+
+    def _template_args(self) -> dict[str, Any]:
+        given = self.body.get("chat_template_kwargs")
+        if self.thinks or not isinstance(given, dict | None):
+            return {}
+        return {"chat_template_kwargs": {"enable_thinking": False, **(given or {})}}
 
     def own_words(self, error: InvalidRequest) -> InvalidRequest:
         """An error about chat's messages, as one about the member that they were made from."""

@@ -48,7 +48,8 @@ def chat_form_of(request: PromptParams) -> ChatForm:
         value = getattr(request, member, None)
         if value is not None:
             body[member] = value
-    return ChatForm(body=body, names=names, prompt_member="messages")
+    thinks = request.thinking is not None and request.thinking.type != "disabled"  # absent means disabled in this API
+    return ChatForm(body=body, names=names, prompt_member="messages", thinks=thinks)
 
 
 def _system_text(system: str | Blocks | None) -> str:

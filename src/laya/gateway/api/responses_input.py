@@ -63,7 +63,8 @@ def chat_form_of(request: ResponsesRequest, earlier: list[Item]) -> ChatForm:
         body["reasoning_effort"] = request.reasoning.effort
     if request.text is not None and request.text.format is not None:
         _add_format(body, request.text.format)
-    return ChatForm(body=body, names=names, prompt_member="input")
+    thinks = request.reasoning is None or request.reasoning.effort not in ("none", "minimal")
+    return ChatForm(body=body, names=names, prompt_member="input", thinks=thinks)
 
 
 def _add_format(body: dict[str, Any], form: dict[str, Any]) -> None:
