@@ -103,7 +103,12 @@ def test_changes_are_posted_once_and_a_hard_level_at_every_round():
     _, engine, relieved = watched([host(0.5), host(0.5), host(0.93), host(0.93), host(0.98), host(0.98), *[host(0.5)] * 5])
     assert [level for level, _ in engine.heard] == [SOFT, HARD, HARD, SOFT, CALM]
     assert "93%" in engine.heard[0][1] and engine.heard[-1][1] == ""
-    assert len(relieved) == 7  # at every round that was not calm
+    assert len(relieved) == 1
+
+
+def test_memory_is_given_back_again_while_it_stays_short():
+    assert len(watched([host(0.93)] * 41)[2]) == 3
+    assert len(watched([*[host(0.93)] * 3, *[host(0.5)] * 5, host(0.93)])[2]) == 2
 
 
 def test_a_lost_card_is_told_once():

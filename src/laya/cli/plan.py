@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 
 from laya.cli import exits
 from laya.config import load
@@ -15,6 +17,8 @@ from laya.config.units import format_size, parse_size
 from laya.engine.cards import Nvml
 from laya.engine.machine import Memory, host_memory
 from laya.inprocess.plans import EnginePlan, Machine, plan_engines
+
+_NVIDIA = "/dev/nvidiactl"  # there wherever the driver is
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +55,8 @@ def _machine(gpu: int | None, host: int | None) -> Machine:
     if gpu is not None:
         return Machine(memory, Memory(gpu, gpu) if gpu else None)
     nvml = Nvml.find()
+    if nvml is None and os.path.exists(_NVIDIA):
+        print("an NVIDIA GPU is here but cannot be read: pip install 'laya-server[gpu]', or give --gpu-memory", file=sys.stderr)
     card = next((card for card in nvml.cards() if card.total), None) if nvml is not None else None
     return Machine(memory, Memory(card.total, card.total - card.used) if card is not None else None)
 

@@ -32,6 +32,8 @@ _GAP, _CALM_READINGS = 0.02, 4
 _TEMPERATURE_GAP_C = 3.0
 # Paging faster than this means that the machine's working set no longer fits: a disk's worth of traffic, not a stray page.
 _PAGING_BYTES_S = 8 << 20
+# Rounds between two trims while memory stays short: others may hold it, and each trim makes the next steps clear pages again.
+_RELIEVE_EVERY = 20
 # A card that the plan fills to its limit must not stand above its own mark.
 _CARD_MARGIN, _CARD_MOST = 0.02, 0.995
 
@@ -167,6 +169,7 @@ class Watchdog:
         self._wards: list[tuple[Guard, Protectable]] = []
         self._lost: set[str] = set()
         self._blind = False
+        self._short = 0  # rounds in a row that were not calm
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="laya-watchdog", daemon=True)
 
@@ -219,8 +222,12 @@ class Watchdog:
                 log.log(logging.INFO if level is Level.CALM else logging.WARNING, "watchdog: engine %s: %s%s",
                         engine.name, level.name.lower(), f": {guard.why}" if guard.why else "")  # fmt: skip
                 self._post(partial(engine.protect, level, guard.why))
-        if any(guard.level is not Level.CALM for guard, _ in self._wards):
+        if self.level is Level.CALM:
+            self._short = 0
+            return
+        if self._short % _RELIEVE_EVERY == 0:
             self._relieve()
+        self._short += 1
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):

@@ -13,7 +13,7 @@ from laya.config import Config
 from laya.engine.backend import EngineBackend
 from laya.engine.budget import Plan
 from laya.engine.cards import Nvml
-from laya.engine.machine import host_memory, offer_to_oom_killer, peak_resident
+from laya.engine.machine import offer_to_oom_killer, peak_resident
 from laya.engine.watchdog import MachineReader, Marks, Watchdog
 from laya.log import Log
 
@@ -31,30 +31,29 @@ def build_watchdog(
     if not offer_to_oom_killer(OOM_SCORE):
         log.event("warning", "oom_score", text="oom_score_adj could not be raised: the kernel may kill another process first")
     nvml = Nvml.find()
-    on_card = any(engine.plan is not None and not engine.plan.shared for engine in engines.values())
+    plans = [engine.plan for engine in engines.values() if engine.plan is not None]
+    on_card = sum(plan.device_total for plan in plans if not plan.shared)
     if on_card and nvml is None:
         log.event("warning", "no_nvml", text="GPU memory and temperature are not watched: pip install 'laya-server[gpu]'")
     watchdog = Watchdog(MachineReader(nvml).read, post)
-    planned = sum(engine.plan.process_total for engine in engines.values() if engine.plan is not None)
-    card_planned = sum(engine.plan.device_total for engine in engines.values() if engine.plan and not engine.plan.shared)
     cards = nvml.cards() if nvml is not None else ()
     for name, settings in config.engines_by_name().items():
         engine = engines.get(name)
         if engine is None or engine.plan is None:
             continue
         own, plan = settings.watchdog, engine.plan
-        share = card_planned / cards[0].total if cards and cards[0].total and not plan.shared else 0.0
+        share = on_card / cards[0].total if cards and cards[0].total and not plan.shared else 0.0
         watchdog.add(engine, Marks(
             soft=own.soft, hard=own.hard, gpu_temperature_c=own.gpu_temperature_c,
-            process_limit=_process_limit(plan, planned, own.soft), card=None if plan.shared else 0, card_share=share,
+            process_limit=_process_limit(plans, own.soft), card=None if plan.shared else 0, card_share=share,
         ))  # fmt: skip
     return watchdog
 
 
-def _process_limit(plan: Plan, planned: int, soft: float) -> int:
-    """What the process may hold: what was free when it was planned, and never so little that the plan itself is too much."""
-    allowed = plan.host_limit if not plan.shared else host_memory().available
-    return max(allowed, int(planned / soft * _ROOM))
+def _process_limit(plans: list[Plan], soft: float) -> int:
+    """What the process may hold: the limit that it was planned under, and never so little that the plan itself is too much."""
+    allowed = max(plan.host_limit for plan in plans)  # the first engine's: those after it see what is left
+    return max(allowed, int(sum(plan.process_total for plan in plans) / soft * _ROOM))
 
 
 def memory_gauges(watchdog: Watchdog, engines: dict[str, EngineBackend]) -> Iterator[tuple[str, dict[str, str], float]]:
