@@ -17,6 +17,8 @@ from laya.schema.generation import Delta, Finished, GenerationRequest
 
 
 class DecisionExchange(LocalExchange):
+    read_on_loop = 1024  # bytes: narrowing down 255 options takes ten milliseconds
+
     def begin(self, generations: list[GenerationRequest], writer: DecisionWriter) -> None:
         self._routed_s = perf_counter() - self.began
         self.gateway.telemetry.stages["route"].observe(self._routed_s)

@@ -49,6 +49,7 @@ class Writer(Protocol):
 
 class LocalExchange(MovingExchange):
     writer: Writer | None = None
+    read_on_loop = READ_ON_LOOP // 4  # bytes; building every member costs several times what skipping them does
     _routed_s = 0.0
     _last_sent = 0.0
     _last_delta = 0.0
@@ -69,7 +70,7 @@ class LocalExchange(MovingExchange):
         if api is None:
             raise InvalidRequest(f"The model {self.model!r} does not offer this API.", param="model")
         client = self.client_name()
-        if len(self.body) > READ_ON_LOOP // 4:  # building every member costs several times what skipping them does
+        if len(self.body) > self.read_on_loop:
             self.gateway.offload(lambda: self._read(api, client), lambda result: self._have_read(api, result))
         else:
             self._have_read(api, self._read(api, client))

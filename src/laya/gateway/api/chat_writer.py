@@ -60,6 +60,7 @@ class ChatWriter:
         self.stream = bool(request.stream)
         self._usage = bool(request.stream_options and request.stream_options.include_usage)
         self._logprobs = bool(request.logprobs)
+        self._quick = self.stream and not self._logprobs  # most streams: each piece of text is a chunk
         self._id = new_id("chatcmpl-")
         self._model = model
         self._created = now()
@@ -74,6 +75,8 @@ class ChatWriter:
 
     def delta(self, event: Delta) -> bytes:
         choice = self._choices[event.index]
+        if self._quick and choice.parser.plain and event.finish_reason is None:
+            return self._chunk([self._part(event.index, {"content": event.text})]) if event.text else b""
         if self._logprobs:
             choice.entries += [chat_logprob(entry) for entry in event.logprobs]
         pieces = choice.pieces(event)

@@ -61,11 +61,12 @@ _decode_text = msgspec.json.Decoder(str).decode
 
 
 class ToolCallParser:
-    """`calls` is the number of calls found. `names` are the tools on offer (None: any), asked only where no marker shows a
+    """`calls` is the number of calls found so far. `names` are the tools on offer (None: any), asked only where no marker shows a
     call; with `limit` further calls are dropped."""
 
     def __init__(self, style: ChatStyle, names: frozenset[str] | None = None, limit: int | None = None) -> None:
         self.calls = 0
+        self.plain = style.calls == "none" and style.reasoning == "none"  # all text is text
         self._style = style.calls
         self._names = names
         self._limit = limit
@@ -116,7 +117,7 @@ class ToolCallParser:
             self._held, self._said = after, False
             self._step = self._after_thought
         else:
-            keep = _prospect(before, (CLOSE_THOUGHT,))
+            keep = _prospect(before, CLOSE_THOUGHT)
             before, self._held = before[: len(before) - keep], before[len(before) - keep :]
         if before:
             pieces.append(ReasoningPiece(before))
@@ -157,7 +158,7 @@ class ToolCallParser:
             self._held, self._opened = after, mark
             self._step = self._in_marked_call
         else:
-            keep = _prospect(before, (marker,))
+            keep = _prospect(before, marker)
             before, self._held = before[: len(before) - keep], before[len(before) - keep :]
         self._say(pieces, before)
         return bool(mark)
@@ -303,13 +304,13 @@ def _call_of(call: _Written) -> tuple[str, str]:
     return name, text
 
 
-def _prospect(text: str, marks: tuple[str, ...]) -> int:
-    """How many of the last characters could be the beginning of a mark."""
-    longest = max(len(mark) for mark in marks) - 1
-    for count in range(min(longest, len(text)), 0, -1):
-        tail = text[-count:]
-        if any(mark.startswith(tail) for mark in marks):
-            return count
+def _prospect(text: str, mark: str) -> int:
+    """How many of the last characters could be the beginning of the mark."""
+    at = max(0, len(text) - len(mark) + 1)
+    while (at := text.find(mark[0], at)) >= 0:
+        if mark.startswith(text[at:]):
+            return len(text) - at
+        at += 1
     return 0
 
 
