@@ -3,9 +3,10 @@
     python benchmarks/memory.py [--json] [--quick] [--model FILE]
 
 For each setting a server is started, its plan read from /metrics, and its engine filled: every sequence at the end of the
-window, sampled with log-probabilities, prompts scored, the queue full behind them. The peak is the process's VmHWM less
-what an empty interpreter holds (on a GPU also the card's own peak). The plan is compared in the parts that such a load can
-fill: buffers, connections, stored conversations and the session table are bounds that clients would have to fill one by one.
+window, sampled with log-probabilities, prompts scored, an answer held to a grammar, the queue full behind them. The peak is
+the process's VmHWM less what an empty interpreter holds. The plan is compared in the parts that such a load can fill: buffers,
+connections, stored conversations and the session table are bounds that clients would have to fill one by one. On a GPU the
+host's parts are compared so, and the card's peak is reported beside its plan.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from serving import Served, empty_process  # noqa: E402
 DEFAULT_MODEL = ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 # Bounds, not use: this load does not fill them, and they are reported beside the comparison.
 UNFILLED = ("buffers", "connections", "store", "sessions", "cache", "backends")
+DEVICE = ("params", "kv", "activation", "runtime")
 SETTINGS = {
     "window 1024, 4 sequences": {"max_seq_len": 1024, "max_num_seqs": 4},
     "window 512, 16 sequences": {"max_seq_len": 512, "max_num_seqs": 16},
@@ -74,7 +76,10 @@ def random_model(folder: Path) -> Path:
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": template})
+    )
     return folder
 
 
@@ -89,10 +94,14 @@ def measure(model: Path, settings: dict, seconds: float) -> dict:
         peak, metrics = server.memory()["VmHWM"], server.metrics()
     planned = {name: int(value) for name, value in metrics.items() if name.startswith("laya_plan_bytes{")}
     parts = {name.split('part="')[1].rstrip('"}'): size for name, size in planned.items()}
-    plan = sum(size for part, size in parts.items() if part not in UNFILLED)
+    card = metrics.get('laya_gpu_memory_bytes{gpu="0",kind="peak"}')
+    apart = UNFILLED if card is None else (*UNFILLED, *DEVICE)
+    plan = sum(size for part, size in parts.items() if part not in apart)
     above = peak - empty_process()
+    on_card = {} if card is None else {"card_plan_bytes": sum(parts[part] for part in DEVICE), "card_peak_bytes": int(card)}
     return {
-        "plan_bytes": plan, "peak_bytes": above, "ratio": above / plan, "peak_after_start": after_start, "parts": parts,
+        **on_card, "plan_bytes": plan, "peak_bytes": above, "ratio": above / plan, "peak_after_start": after_start,
+        "parts": parts,
         "not_compared": {part: parts[part] for part in UNFILLED if part in parts},
         "generated_tokens": metrics.get('laya_tokens_total{engine="local",kind="generated"}', 0.0),
     }  # fmt: skip
@@ -103,6 +112,8 @@ def load(server: Served, window: int, sequences: int, seconds: float) -> None:
     until = time.monotonic() + seconds
     filling = {"max_tokens": 40, "logprobs": 5, "temperature": 1.0, "top_p": 0.99, "ignore_eos": True}
     _run(server, [[{**filling, "prompt": _tokens(window - 40, seed)}] for seed in range(sequences)])
+    question = [{"role": "user", "content": "JSON"}]
+    _run(server, [[{"messages": question, "max_tokens": 16, "response_format": {"type": "json_object"}}]])
     scoring = {"prompt": _tokens(window - 8, 99), "max_tokens": 1, "echo": True, "logprobs": 5}
     _run(server, [[scoring], [scoring]])
     lanes = []
@@ -127,7 +138,8 @@ def _run(server: Served, lanes: list[list[dict]], until: float | None = None) ->
             connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
             try:
                 sent = json.dumps({"model": "m", **body})
-                connection.request("POST", "/v1/completions", sent, {"content-type": "application/json"})
+                path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+                connection.request("POST", path, sent, {"content-type": "application/json"})
                 response = connection.getresponse()
                 response.read()
                 if response.status not in (200, 429, 503):

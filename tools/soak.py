@@ -35,7 +35,7 @@ _NOISE_BYTES = 24 * MIB
 # Latency of the last third against the first, on a machine that others use too.
 _FLAT = 2.0
 # Parts of the plan that this load can fill; the others are bounds which clients would have to fill one by one.
-_FILLED = ("params", "kv", "activation", "runtime", "process", "tokenizer", "queue", "blocks", "loading")
+_FILLED = ("params", "kv", "activation", "runtime", "process", "tokenizer", "grammar", "queue", "blocks", "loading")
 _SAMPLES = 60  # of memory and the like, over the whole run
 _EATER = """
 import sys, time

@@ -39,7 +39,7 @@ HELP = {
     "laya_preemptions": "Sequences that gave up their KV blocks for others.",
     "laya_host_memory_bytes": "Host memory by kind: rss and peak of this process, total and available of the machine, "
     "swap_used, and group_total and group_available of the tightest control group.",
-    "laya_gpu_memory_bytes": "GPU memory by kind: used, total.",
+    "laya_gpu_memory_bytes": "GPU memory by kind: used and total of the card, peak of what an engine has allocated.",
     "laya_gpu_temperature_celsius": "GPU temperature.",
     "laya_memory_protection": "0 calm, 1 past the soft mark (nothing is admitted), 2 past the hard mark (sequences are ended).",
     "laya_sequences_allowed": "How many sequences may run: concurrency opens step by step after the start.",

@@ -23,6 +23,8 @@ _SCORED_ROWS = 64
 _PROCESS_BYTES = {"cpu": 256 * MIB, "cuda": 1200 * MIB}
 # A token in the tokenizer: its string in Rust and Python maps, its bytes, its merge.
 _TOKENIZER_BYTES_PER_TOKEN = 700
+# The same token in the trie that structured output is matched with; made at the first such request.
+_GRAMMAR_BYTES_PER_TOKEN = 500
 # A waiting prompt's token in a Python list (8 bytes, and an int of 28), and a connection with its buffers and one request.
 _QUEUED_TOKEN_BYTES, _CONNECTION_BYTES = 36, 24 << 10
 # A KV block's keys in the prefix cache: two tuples, its token ids, dictionary entries.
@@ -32,7 +34,7 @@ _SESSION_BYTES = 400
 # CUDA context with cuBLAS workspaces, and captured graphs unless `enforce_eager`.
 _CUDA_CONTEXT_BYTES, _CUDA_GRAPH_BYTES = 600 * MIB, 256 * MIB
 # What allocators round up and keep, as a share of the weights (2 %) and at least this.
-_SLACK_SHARE, _SLACK_BYTES = 50, 32 * MIB
+_SLACK_SHARE, _SLACK_BYTES = 50, 24 * MIB
 # 4-bit weights with bf16 scale and zero for groups of 32: 0.5 + 4 / 32 bytes each.
 _FOUR_BIT_NUMERATOR, _FOUR_BIT_DENOMINATOR = 5, 8
 # A matrix on its way into its packed form: numbers as bytes and as int32.
@@ -116,6 +118,7 @@ def host_parts(shape: ModelShape, settings: PlanSettings) -> dict[str, int]:
     parts = {
         "process": _PROCESS_BYTES[settings.device] if shared is not None else 0,
         "tokenizer": shape.vocab * _TOKENIZER_BYTES_PER_TOKEN,
+        "grammar": shape.vocab * _GRAMMAR_BYTES_PER_TOKEN,
         "queue": settings.queue_tokens * _QUEUED_TOKEN_BYTES,
         "swap": 0 if settings.device == "cpu" else settings.swap_space,
     }

@@ -62,6 +62,9 @@ def memory_gauges(watchdog: Watchdog, engines: dict[str, EngineBackend]) -> Iter
         if engine.plan is not None:
             for part, size in (engine.plan.device | engine.plan.host).items():
                 yield "laya_plan_bytes", {"engine": name, "part": part}, size
+            peak = 0 if engine.plan.shared else engine.memory().get("device_peak", 0)
+            if peak:
+                yield "laya_gpu_memory_bytes", {"gpu": "0", "kind": "peak"}, peak
         yield "laya_sequences_allowed", {"engine": name}, engine.figures().sequences_allowed
     yield "laya_memory_protection", {}, int(watchdog.level)
     yield "laya_host_memory_bytes", {"kind": "peak"}, peak_resident()
