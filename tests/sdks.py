@@ -7,6 +7,7 @@ import openai
 
 from server import Laya
 
+KEYS = [{"name": "one", "key": "key-one"}, {"name": "two", "key": "key-two"}]
 
 def openai_client(laya: Laya, key: str = "key-one"):
     return openai.OpenAI(base_url=f"{laya.url}/v1", api_key=key, max_retries=0, timeout=30)

@@ -8,10 +8,8 @@ import pytest
 
 from client_run import ChatModel, Step
 from scripted_upstream import ScriptedUpstream
-from sdks import anthropic_client, openai_client
+from sdks import KEYS, anthropic_client, openai_client
 from server import Laya, running
-
-KEYS = [{"name": "one", "key": "key-one"}, {"name": "two", "key": "key-two"}]
 
 
 class Backend:

@@ -1,6 +1,7 @@
-"""A Responses or Messages stream that is passed on untouched: did it end as it should, and how is it told when it did not?
+"""A Responses or Messages answer that is passed on untouched: whose is it, did it end as it should, how is it told if not?
 
-In: the bytes that pass by. Out: whether the event that ends a stream went by; frames that end one with an error. Loop thread.
+In: the bytes that pass by. Out: the answer's id; whether the event that ends a stream went by; frames that end one with an
+error. Loop thread.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class NativeStream:
         self._api = api
         self._last = _LAST[api]
         self._tail = b""
-        self._id: bytes | None = None
+        self.id: bytes | None = None  # of the answer, once it went by
         self._number = 0
 
     def see(self, data: bytes) -> None:
@@ -38,8 +39,8 @@ class NativeStream:
         if self._last.search(seen):
             self.whole = True
         if self._api == "responses":
-            if self._id is None and (found := _ID.search(seen)):
-                self._id = found[1]
+            if self.id is None and (found := _ID.search(seen)):
+                self.id = found[1]
             for number in _NUMBER.findall(seen):
                 self._number = int(number[:18])
 
@@ -48,7 +49,7 @@ class NativeStream:
             return frame(encode_json(error_body(error)), b"error")
         code = error.code if error.code in FAILURE_CODES else "server_error"
         response = {
-            "id": (self._id or b"resp_unknown").decode("latin-1"), "object": "response", "status": "failed", "output": [],
+            "id": (self.id or b"resp_unknown").decode("latin-1"), "object": "response", "status": "failed", "output": [],
             "error": {"code": code, "message": error.message},
         }  # fmt: skip
         event = {"type": "response.failed", "sequence_number": self._number + 1, "response": response}

@@ -17,9 +17,9 @@ from laya.gateway.api.pieces import Piece
 from laya.gateway.dispatch import retry_after_of
 from laya.gateway.exchange import DONE, JSON_LINE, STREAMING, WAITING
 from laya.gateway.local import KEEP_ALIVE_S, SSE_LINES
-from laya.gateway.native_stream import NativeStream
+from laya.gateway.native_proxy import NativeProxy
 from laya.gateway.proxy import HINTED_STATUS, REQUEST_DROP, ProxyExchange, outcome_of_status
-from laya.gateway.translation import COUNTS, Translating, Translation
+from laya.gateway.translation import COUNTS, Translation
 from laya.schema.codec import encode_members
 from laya.wire.reply import open_request_head
 
@@ -38,15 +38,15 @@ _SAID_ANEW = frozenset({b"accept", b"accept-encoding", b"content-type", b"conten
 _CAP = re.compile(r"max_(?:completion_)?tokens")
 
 
-class TranslatedProxy(Translating, ProxyExchange):
+class TranslatedProxy(NativeProxy):
     """`_translation` None: the request is passed on as it came."""
 
     _translation: Translation | None = None
     _answer: Answer | None = None
     _chat: ChatAnswer | None = None
-    _native: NativeStream | None = None
     _waits_for: tuple | None = None  # target and freshness of a send that waits for the translation
     _lacking = None  # the target that refused the path; not known yet whether it has chat
+    _ours = False  # the conversation lies here: no backend can go on with it by itself
     _capped = True
     _encoding = b""
     _retry_after: float | None = None
@@ -71,18 +71,31 @@ class TranslatedProxy(Translating, ProxyExchange):
     # -- sending -------------------------------------------------------------------------------------------------------
 
     def _send(self, target, fresh_only: bool = False) -> None:
-        if target is self._lacking or target.backend_state.apis.lacks(self._api(), self.gateway.now()):
+        if self._ours or target is self._lacking or target.backend_state.apis.lacks(self._api(), self.gateway.now()):
             self._send_translated(target, fresh_only)
         else:
             self._translation = None
-            super()._send(target, fresh_only)
+            self.pass_on(target, fresh_only)
+
+    def take_over(self, target, fresh_only: bool) -> None:
+        self._ours = True
+        self._send_translated(target, fresh_only)
+
+    def held_by(self, backend: str, previous: str) -> None:
+        """Go to the backend that has the conversation, if the route leads there."""
+        holder = next((target for target in self.targets if target.name == backend), None)
+        if holder is None or holder.engine is not None:
+            super().held_by(backend, previous)
+        else:
+            self._joined = True
+            self.pass_on(holder, False)
 
     def _api(self) -> str:
         return COUNTS[self.plan.path][0] if self.counts() else self.plan.api
 
     def _send_translated(self, target, fresh_only: bool) -> None:
         self._waits_for = (target, fresh_only)
-        self._target, self.backend = target, target.name
+        self.backend = target.name
         if not target.backend_state.apis.offers("chat"):
             where = f"backends.{target.name}.apis"
             raise InvalidRequest(f"The backend has neither this API nor chat completions, by {where}.", param="model")
@@ -102,7 +115,7 @@ class TranslatedProxy(Translating, ProxyExchange):
         if self._answer is None:
             self._answer = translation.answer(self.model, self.keeper())
         self._chat, self._body_parts, self._body_size = ChatAnswer(), [], 0
-        super()._send(target, fresh_only)
+        ProxyExchange._send(self, target, fresh_only)
 
     def _kept_heads(self) -> dict:
         return {} if self._translation is not None else super()._kept_heads()
@@ -131,8 +144,7 @@ class TranslatedProxy(Translating, ProxyExchange):
             if response.status in LACKING and self._target.backend_state.apis.unsure(self._api()):
                 self._try_translated(response)
                 return
-            self._native = NativeStream(self.plan.api)
-            super().on_upstream_head(response)
+            self.pass_head(response)
             return
         status = response.status
         backend = self._target.backend_state
@@ -164,12 +176,10 @@ class TranslatedProxy(Translating, ProxyExchange):
         self._guarded(self._send_translated, self._target, False)
 
     def on_upstream_data(self, data: bytes) -> None:
-        if self._translation is not None:
+        if self._translation is None:
+            self.pass_data(data)
+        else:
             self._guarded(self._read_data, data)
-            return
-        if self._sse:
-            self._native.see(data)
-        super().on_upstream_data(data)
 
     def _read_data(self, data: bytes) -> None:
         if self._encoding not in (b"identity", b""):
@@ -206,7 +216,7 @@ class TranslatedProxy(Translating, ProxyExchange):
         if self.status == 400 and self._capped and self.state is WAITING and _CAP.search(error.message):
             self._capped = False
             self.gateway.telemetry.retry("max_tokens")
-            super()._send(self._target)
+            ProxyExchange._send(self, self._target)
             return
         if self.status in HINTED_STATUS:
             error.retry_after = 1.0 if self._retry_after is None else self._retry_after
@@ -281,13 +291,8 @@ class TranslatedProxy(Translating, ProxyExchange):
             self.call.cancel()  # it may still be under way where its answer could not be read
         super().fail(error, outcome or outcome_of_status(error.status))
 
-    def _stream_is_whole(self) -> bool:
-        return self._native.whole
-
     def _cut_off(self, error: LayaError) -> None:
         if self._translation is not None:
             self.finish_with(error, self._answer.error(error))
-        elif self._sse:
-            self.finish_with(error, self._native.error(error))
         else:
             super()._cut_off(error)

@@ -16,6 +16,7 @@ from laya.gateway.api.chat_form import ChatForm
 from laya.gateway.exchange import DONE, JSON_LINE, STREAMING, Exchange, outcome_of
 from laya.schema.codec import encode_json
 from laya.schema.fields import READ_ON_LOOP, invalid_body
+from laya.schema.responses import decode_kept
 
 # Building every member of a body costs about four times what skipping them does, and so does writing a conversation.
 WORK_ON_LOOP = READ_ON_LOOP // 4
@@ -68,24 +69,20 @@ class Translating(Exchange):
         if previous is None:
             self._translate(api, request, None)
             return
-        if self.rule.redact:
-            raise InvalidRequest(
-                "`previous_response_id` cannot be used on a route that redacts: nothing is stored there.",
-                param="previous_response_id",
-            )
-        store = self.gateway.store
-        if store is None:
-            self._found(api, request, previous, None)
-        else:
-            store.get(previous, self._scope(), lambda kept: self._guarded(self._found, api, request, previous, kept))
+        self.find_kept(previous, lambda kept: self._found(api, request, previous, kept))
 
     def _found(self, api, request, previous: str, kept: bytes | None) -> None:
         if kept is None:
-            raise NotFound(
-                f"Previous response with id {previous[:100]!r} not found.", param="previous_response_id",
-                code="previous_response_not_found",
-            )  # fmt: skip
-        self._translate(api, request, kept)
+            raise self.not_found(previous)
+        holder = decode_kept(kept).backend
+        if holder is None:
+            self._translate(api, request, kept)
+        else:
+            self.held_by(holder, previous)
+
+    def held_by(self, backend: str, previous: str) -> None:
+        """The conversation lies at a backend; only an exchange that can reach it can go on."""
+        raise self.not_found(previous)
 
     def _translate(self, api, request, kept: bytes | None) -> None:
         def work() -> tuple[Translation, Any]:
@@ -95,6 +92,25 @@ class Translating(Exchange):
         self._work(len(self.body) + len(kept or b""), work, lambda pair: self.translated(*pair))
 
     # -- what is stored ------------------------------------------------------------------------------------------------
+
+    def find_kept(self, id: str, then: Callable[[bytes | None], None]) -> None:
+        """What the store has under the key's name. Raises InvalidRequest where nothing may be stored."""
+        if self.rule.redact:
+            raise InvalidRequest(
+                "`previous_response_id` cannot be used on a route that redacts: nothing is stored there.",
+                param="previous_response_id",
+            )
+        store = self.gateway.store
+        if store is None:
+            then(None)
+        else:
+            store.get(id, self._scope(), lambda kept: self._guarded(then, kept))
+
+    def not_found(self, id: str) -> NotFound:
+        return NotFound(
+            f"Previous response with id {id[:100]!r} not found.", param="previous_response_id",
+            code="previous_response_not_found",
+        )  # fmt: skip
 
     def keeper(self) -> Callable[[str, Callable[[], bytes]], None] | None:
         """Stores conversations under the key's name; None where nothing may be stored."""

@@ -73,11 +73,13 @@ PASSED_ON = (
 
 
 class KeptConversation(msgspec.Struct, frozen=True):
-    """What the response store holds of one answer: the answer itself, and all items up to and with its output."""
+    """What the response store holds of one answer: the answer itself, and all items up to and with its output. Or only the
+    `backend` that holds them."""
 
-    response: msgspec.Raw
-    items: list[msgspec.Raw]
-    own: int  # how many of the items, from the end, are this answer's output
+    response: msgspec.Raw = msgspec.Raw()
+    items: list[msgspec.Raw] = []
+    own: int = 0  # how many of the items, from the end, are this answer's output
+    backend: str | None = None
 
 
 decode_responses = msgspec.json.Decoder(ResponsesRequest).decode
