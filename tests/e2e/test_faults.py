@@ -221,3 +221,18 @@ def _answers(laya: Laya) -> bool:
         return laya.get("/health")[0] == 200
     except OSError:
         return False
+
+
+def test_past_the_soft_mark_the_server_refuses_and_says_why(model_path, tmp_path):
+    """The mark stands below what any machine uses, so that the real reader passes it at its first look."""
+    config = configuration(model_path, watchdog={"soft": 0.0001, "hard": 0.99})
+    with running(config, tmp_path, "serve") as laya:
+        laya.wait_ready()
+        assert laya.wait_for(lambda: laya.metric("laya_memory_protection") == 1)
+        status, body, headers = laya.chat("smol", "Hello")
+        assert status == 503 and "host memory is" in body["error"]["message"]
+        assert int({name.lower(): value for name, value in headers.items()}["retry-after"]) >= 1
+        shown = json.loads(laya.get("/ready")[1])["components"]
+        assert shown["watchdog"]["level"] == "soft" and "host memory" in shown["watchdog"]["why"]
+        assert "host memory" in shown["engines"]["local"]["protected"]
+        assert laya.get("/health")[0] == 200 and laya.stop() == 0
