@@ -9,16 +9,18 @@ ARGS ?=
 PY := $(VENV)/bin/python
 PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --constraint constraints.txt
 MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
+GEMMA := models/gemma-3-270m-q4_k_m.gguf
 BENCHMARKS := $(sort $(filter-out %/__init__.py,$(wildcard benchmarks/*.py)))
 PACKAGING := setup.cfg pyproject.toml constraints.txt
 
 .NOTPARALLEL:
-.PHONY: help install dev model run test check docs bench fuzz clean
+.PHONY: help install dev model gemma run test check docs bench fuzz clean
 
 help:
 	@echo "make run      set up, bring the default model, serve on 127.0.0.1:8000"
 	@echo "make install  virtual environment ($(VENV)) with router and engine"
 	@echo "make model    the default model, 98 MB, under models/"
+	@echo "make gemma    Gemma 3 270M, 253 MB, which the tests use too"
 	@echo "make test     set up and run all tests"
 	@echo "make check    linter, settings manual, configuration"
 	@echo "make docs     write laya.yaml and docs/configuration.md from the code"
@@ -32,10 +34,12 @@ dev: $(VENV)/.installed-dev
 
 model: $(MODEL)
 
+gemma: $(GEMMA)
+
 run: $(VENV)/.installed $(MODEL)
 	$(PY) -m laya $(ARGS)
 
-test: $(VENV)/.installed-dev $(MODEL)
+test: $(VENV)/.installed-dev $(MODEL) $(GEMMA)
 	$(PY) -m pytest $(ARGS)
 
 check: $(VENV)/.installed-dev
@@ -72,3 +76,6 @@ $(VENV)/.installed-dev: $(PACKAGING) | $(PY)
 
 $(MODEL): | $(VENV)/.installed
 	$(PY) -m laya pull default
+
+$(GEMMA): | $(VENV)/.installed
+	$(PY) -m laya pull gemma

@@ -12,13 +12,19 @@ ROOT = Path(__file__).resolve().parent.parent
 for folder in ("src", "tools", "tests"):
     sys.path.insert(0, str(ROOT / folder))
 
-from server import MODEL, Laya, running  # noqa: E402
+from server import GEMMA, MODEL, Laya, running  # noqa: E402
 
 
 @pytest.fixture(scope="session")
 def model_path() -> Path:
     assert MODEL.is_file(), "the default model is missing: run `make model`"
     return MODEL
+
+
+@pytest.fixture(scope="session")
+def gemma_path() -> Path:
+    assert GEMMA.is_file(), "Gemma 3 270M is missing: run `make gemma`"
+    return GEMMA
 
 
 @pytest.fixture(scope="module")

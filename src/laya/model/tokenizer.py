@@ -13,32 +13,27 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
-from tokenizers.models import BPE
+from tokenizers import Tokenizer
 
 from laya.errors import InvalidRequest
 from laya.model.chat_template import ChatTemplate
-from laya.model.pretokenizers import WHOLE_WORDS_FIRST, pre_tokenizer
-from laya.model.spec import BrokenModel, UnsupportedModel
+from laya.model.gguf_tokenizer import Pipeline, from_fields
+from laya.model.spec import BrokenModel
 from laya.model.token_bytes import byte_level_bytes, sentencepiece_bytes
 from laya.model.tokenizer_source import TOOL_TEMPLATE, TokenizerSource, read_source
 from laya.model.tool_prompt import ToolForm
 from laya.schema.chat_style import SPELLED_MARKS, style_of
 
-CONTROL, USER_DEFINED = 3, 4  # token types of a GGUF vocabulary
-
 
 class ModelTokenizer:
     """Implements `laya.engine.step.Tokenizer`."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, source: TokenizerSource, *, special_ids: frozenset[int], plain_ids: frozenset[int],
-        byte_level: bool,
-    ) -> None:  # fmt: skip
-        self._tokenizer = tokenizer
-        self._special = special_ids
-        self._plain = plain_ids  # added words that stand for their own text
-        self._to_bytes = byte_level_bytes if byte_level else sentencepiece_bytes
+    def __init__(self, pipeline: Pipeline, source: TokenizerSource) -> None:
+        self._tokenizer = pipeline.tokenizer
+        self._special = pipeline.special_ids
+        self._plain = pipeline.plain_ids  # added words that stand for their own text
+        self._space_prefix = pipeline.space_prefix
+        self._to_bytes = byte_level_bytes if pipeline.byte_level else sentencepiece_bytes
         self._templates = {name: ChatTemplate(text, source.special_words) for name, text in source.templates.items()}
         self._tool_forms = {name: ToolForm(text) for name, text in source.templates.items()}
         self.chat_style = style_of(source.templates.get(TOOL_TEMPLATE) or source.chat_template or "")
@@ -46,7 +41,7 @@ class ModelTokenizer:
         self.bos_token_id = source.bos_token_id
         self.eos_token_ids = source.eos_token_ids
         self.has_chat_template = "default" in self._templates
-        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self._bytes: list[bytes | None] = [None] * self.vocab_size
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
@@ -66,7 +61,9 @@ class ModelTokenizer:
         return known
 
     def decode(self, ids: list[int]) -> str:
-        return b"".join([self.token_bytes(i) for i in ids]).decode("utf-8", "replace")
+        """The text of whole ids: without the space that `encode` put before it, where this vocabulary has that."""
+        text = b"".join([self.token_bytes(i) for i in ids]).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self._space_prefix else text
 
     def render_chat(self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool, **args: Any) -> str:
         name = TOOL_TEMPLATE if tools and TOOL_TEMPLATE in self._templates else "default"
@@ -92,38 +89,13 @@ class ModelTokenizer:
 def build_tokenizer(described: Mapping[str, Any]) -> ModelTokenizer:
     """Raises UnsupportedModel for a kind not known here, BrokenModel for a vocabulary that contradicts itself."""
     source = read_source(described)
-    return _from_gguf(source) if source.fields is not None else _from_json(source)
+    return ModelTokenizer(from_fields(source.fields) if source.fields is not None else _from_json(source.directory), source)
 
 
-def _from_gguf(source: TokenizerSource) -> ModelTokenizer:
-    fields = source.fields
-    kind = fields.get("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise UnsupportedModel(f"tokenizer {kind!r} is not supported in GGUF; known: gpt2 (byte-pair)")
-    words, types = fields["tokenizer.ggml.tokens"], fields.get("tokenizer.ggml.token_type") or []
-    merges = [tuple(merge.split(" ", 1)) for merge in fields.get("tokenizer.ggml.merges", [])]
-    name = fields.get("tokenizer.ggml.pre")
-    try:
-        model = BPE({word: i for i, word in enumerate(words)}, merges, ignore_merges=name in WHOLE_WORDS_FIRST)
-    except (AttributeError, TypeError, ImportError):
-        raise  # the package is at fault, not the file
-    except Exception as error:  # what it raises for a bad file is a bare Exception
-        raise BrokenModel(f"the tokenizer's vocabulary and merges do not agree: {error}") from error
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizer(name)
-    special = [i for i, t in enumerate(types) if t == CONTROL]
-    plain = [i for i, t in enumerate(types) if t == USER_DEFINED]
-    tokenizer.add_special_tokens([AddedToken(words[i], special=True, normalized=False) for i in special])
-    tokenizer.add_tokens([AddedToken(words[i], special=False, normalized=False) for i in plain])
-    return ModelTokenizer(
-        tokenizer, source, special_ids=frozenset(special), plain_ids=frozenset(plain), byte_level=True
-    )  # fmt: skip
-
-
-def _from_json(source: TokenizerSource) -> ModelTokenizer:
-    path = os.path.join(source.directory, "tokenizer.json")
+def _from_json(directory: str) -> Pipeline:
+    path = os.path.join(directory, "tokenizer.json")
     if not os.path.exists(path):
-        raise BrokenModel(f"{source.directory}: no tokenizer.json")
+        raise BrokenModel(f"{directory}: no tokenizer.json")
     with open(path, encoding="utf-8") as file:
         text = file.read()
     try:
@@ -134,15 +106,18 @@ def _from_json(source: TokenizerSource) -> ModelTokenizer:
         raise BrokenModel(f"{path}: cannot be read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    added = json.loads(text).get("added_tokens", [])
-    special = frozenset(entry["id"] for entry in added if entry["special"])
-    plain = frozenset(entry["id"] for entry in added if not entry["special"])
-    return ModelTokenizer(
-        tokenizer, source, special_ids=special, plain_ids=plain, byte_level=_is_byte_level(json.loads(text).get("decoder"))
-    )  # fmt: skip
+    described = json.loads(text)
+    added = described.get("added_tokens", [])
+    return Pipeline(
+        tokenizer=tokenizer,
+        special_ids=frozenset(entry["id"] for entry in added if entry["special"]),
+        plain_ids=frozenset(entry["id"] for entry in added if not entry["special"]),
+        byte_level=_has_step(described.get("decoder"), "ByteLevel"),
+        space_prefix=_has_step(described.get("decoder"), "Strip"),
+    )
 
 
-def _is_byte_level(decoder: dict[str, Any] | None) -> bool:
+def _has_step(decoder: dict[str, Any] | None, kind: str) -> bool:
     if not decoder:
         return False
-    return decoder.get("type") == "ByteLevel" or any(_is_byte_level(part) for part in decoder.get("decoders", []))
+    return decoder.get("type") == kind or any(_has_step(part, kind) for part in decoder.get("decoders", []))
