@@ -14,6 +14,7 @@ from laya.wire.outbound import Outbound
 from laya.wire.reply import open_request_head
 
 PERIOD_S = 5.0  # as often as load balancers commonly probe
+SICK_PERIOD_S = 1.0  # a sick one, so that it is taken in again soon; a refused connection costs nobody anything
 JITTER = 0.2  # share of the period by which probes differ, so that many backends are not asked at the same moment
 TIMEOUT_S = 2.0
 # Failed probes in a row that make a healthy backend unhealthy: one may be a full accept queue or a pause of a collector.
@@ -48,7 +49,8 @@ class HealthProbe:
             failures = failures + 1 if answer is False else 0
             if answer is not False or failures >= FALL or backend.healthy is None:
                 backend.healthy = answer
-            await asyncio.sleep(PERIOD_S * random.uniform(1 - JITTER, 1 + JITTER))
+            period = SICK_PERIOD_S if backend.healthy is False else PERIOD_S
+            await asyncio.sleep(period * random.uniform(1 - JITTER, 1 + JITTER))
 
 
 async def _probe(backend) -> bool | None:

@@ -12,6 +12,7 @@ import queue
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,11 +25,13 @@ MAX_PENDING = 65_536
 MAX_PENDING_BYTES = 64 * 1024 * 1024
 # Jobs between the threads; beyond it the loop is told at once that the disk does not keep up.
 MAX_INBOX = 65_536
-# Jobs taken out of the queue before a commit: bounds what one transaction holds up.
+# Writes of one transaction: bounds how long a read waits for it.
 GROUP = 1024
 # At a stop: how long a disk that fails may go on failing before what is unwritten is given up.
 LAST_TRIES_S = 3.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.1, 5.0  # pauses between tries while the file is locked, full, read-only or another's
+
+_WRITTEN = object()
 
 Done = Callable[[Any], None]
 
@@ -58,11 +61,12 @@ class Journal:
         self.reason = ""  # why it is degraded, in one word of `database.kind_of`
         self.errors: dict[str, int] = {}  # kind -> times
         self.dropped = 0  # writes given up
-        self.pending = 0  # writes not yet on disk
         self._database = Database(path)
         self._flush_s = flush_s
         self._post = post
-        self._inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue = queue.SimpleQueue()  # reads, _WRITTEN, and None to stop
+        self._outbox: deque[Write] = deque()  # beside the queue, so that a write that may wait does not wake the thread
+        self._announced = False  # the thread knows, or is about to, that something is in the outbox
         self._thread = threading.Thread(target=self._run, name="laya-table-writer", daemon=True)
         self._gathered: dict[Any, list[Write]] = {}  # slot -> its writes; only the last one's statement counts
         self._put_bytes = 0  # ever put into the queue, and ever taken out of it: each has one thread that changes it
@@ -80,11 +84,14 @@ class Journal:
 
     def write(self, slot: Any, sql: str, params: tuple, done: Done | None = None, size: int = 0) -> bool:
         """False when the queue is full: the write is not kept, and `done` is not called."""
-        if self._inbox.qsize() >= MAX_INBOX or self._put_bytes - self._taken_bytes > MAX_PENDING_BYTES:
+        if len(self._outbox) >= MAX_INBOX or self._put_bytes - self._taken_bytes > MAX_PENDING_BYTES:
             self.dropped += 1
             return False
         self._put_bytes += size
-        self._inbox.put(Write(slot, sql, params, size, done))
+        self._outbox.append(Write(slot, sql, params, size, done))
+        if not self._announced:
+            self._announced = True
+            self._inbox.put(_WRITTEN)
         return True
 
     def read(self, sql: str, params: tuple, done: Done) -> bool:
@@ -101,6 +108,11 @@ class Journal:
         self._inbox.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive() and self.pending == 0
+
+    @property
+    def pending(self) -> int:
+        """Writes not yet on disk."""
+        return len(self._gathered) + len(self._outbox)
 
     def status(self) -> dict[str, Any]:
         status: dict[str, Any] = {"state": self.state, "unwritten": self.pending}
@@ -119,7 +131,7 @@ class Journal:
         while not self._over():
             self._take()
             now = time.monotonic()
-            if self._gathered and now >= self._retry_at and (now >= self._due or self._stop_by is not None):
+            if self._has_writes() and now >= self._retry_at and (now >= self._due or self._stop_by is not None):
                 self._flush()
             elif self.state != "ok" and now >= self._retry_at:
                 self._open()
@@ -127,7 +139,10 @@ class Journal:
 
     def _over(self) -> bool:
         """Stopping, and everything is on disk or the disk has had its time."""
-        return self._stop_by is not None and (not self._gathered or time.monotonic() > self._stop_by)
+        return self._stop_by is not None and (not self._has_writes() or time.monotonic() > self._stop_by)
+
+    def _has_writes(self) -> bool:
+        return bool(self._gathered or self._outbox)
 
     def _take(self) -> None:
         """Wait for jobs until something else is due, then take those that are there."""
@@ -142,7 +157,7 @@ class Journal:
             pass
 
     def _next_due(self) -> float | None:
-        if self._gathered:
+        if self._has_writes():
             return max(0.0 if self._stop_by is not None else self._due, self._retry_at)
         if self._stop_by is not None:
             return 0.0
@@ -151,22 +166,29 @@ class Journal:
     def _accept(self, job) -> None:
         if job is None:
             self._stop_by = time.monotonic() + LAST_TRIES_S
-        elif isinstance(job, Write):
-            self._gather(job)
+        elif job is _WRITTEN:
+            self._due = time.monotonic() + self._flush_s
         else:
             self._read(*job)
 
+    def _collect(self) -> None:
+        """Take writes out of the outbox. A write that comes after the mark is taken back announces itself anew."""
+        self._announced = False
+        for _ in range(GROUP):
+            try:
+                self._gather(self._outbox.popleft())
+            except IndexError:
+                return
+        self._announced = True  # more is left: this thread comes back for it by itself
+
     def _gather(self, write: Write) -> None:
         self._taken_bytes += write.size
-        if not self._gathered:
-            self._due = time.monotonic() + self._flush_s
         earlier = self._gathered.pop(write.slot, [])  # popped: the order of slots is the order of their last writes
         self._bytes += write.size - sum(w.size for w in earlier)
         earlier = [Write(w.slot, "", (), 0, w.done) for w in earlier if w.done is not None]
         self._gathered[write.slot] = [*earlier, write]
         while len(self._gathered) > MAX_PENDING or self._bytes > MAX_PENDING_BYTES:
             self._give_up(next(iter(self._gathered)))
-        self.pending = len(self._gathered)
 
     def _give_up(self, slot: Any) -> None:
         writes = self._gathered.pop(slot)
@@ -175,7 +197,7 @@ class Journal:
         self._tell([(w.done, None) for w in writes])
 
     def _read(self, sql: str, params: tuple, done: Done) -> None:
-        if self._gathered and time.monotonic() >= self._retry_at:
+        if self._has_writes() and time.monotonic() >= self._retry_at:
             self._flush()  # what was written before is seen
         rows = None
         if self._database.is_open:
@@ -186,6 +208,7 @@ class Journal:
         self._tell([(done, rows)])
 
     def _flush(self) -> None:
+        self._collect()
         if not self._database.is_open and not self._open():
             return
         gathered = self._gathered
@@ -195,7 +218,7 @@ class Journal:
             self._failed(error)
             return
         self._gathered = {}
-        self._bytes = self.pending = 0
+        self._bytes = 0
         self._well()
         self._tell([(w.done, count) for writes, count in zip(gathered.values(), counts, strict=True) for w in writes])
 
@@ -219,6 +242,7 @@ class Journal:
         kind = self._database.failed(error)
         self._count(kind)
         self.state, self.reason = "degraded", kind
+        self._collect()  # what waits in the outbox has a bound of its own there: here the oldest give way
         self._retry_at = time.monotonic() + self._pause
         self._pause = min(self._pause * 2, LAST_RETRY_S)
 
