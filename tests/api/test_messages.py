@@ -240,6 +240,13 @@ def test_a_limit_that_the_backend_finds_too_high_is_left_away(claude, backend):
     assert claude.messages.create(model="m", max_tokens=8000, messages=HI).content[0].text == "fits"
 
 
+def test_a_large_request_is_worked_on_beside_the_loop(claude, backend, translating):
+    text = "many words " * 200_000
+    assert claude.messages.create(model="m", max_tokens=5, messages=[{"role": "user", "content": text}]).content[0].text
+    assert backend.asked["messages"] == [{"role": "user", "content": text}] and backend.asked["model"] == "m"
+    assert claude.messages.count_tokens(model="m", messages=[{"role": "user", "content": text}]).input_tokens > 400_000
+
+
 def test_counting_where_nobody_can_count_is_marked_as_an_estimate(translating, claude, backend):
     assert claude.messages.count_tokens(model="m", system="Be kind. " * 50, messages=HI, tools=[ADD]).input_tokens > 100
     body = {"model": "m", "messages": HI}

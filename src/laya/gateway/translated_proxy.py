@@ -19,7 +19,7 @@ from laya.gateway.exchange import DONE, JSON_LINE, STREAMING, WAITING
 from laya.gateway.local import KEEP_ALIVE_S, SSE_LINES
 from laya.gateway.native_proxy import NativeProxy
 from laya.gateway.proxy import HINTED_STATUS, REQUEST_DROP, ProxyExchange, outcome_of_status
-from laya.gateway.translation import COUNTS, Translation
+from laya.gateway.translation import COUNTS, WORK_ON_LOOP, Translation
 from laya.schema.codec import encode_members
 from laya.wire.reply import open_request_head
 
@@ -46,6 +46,7 @@ class TranslatedProxy(NativeProxy):
     _chat: ChatAnswer | None = None
     _waits_for: tuple | None = None  # target and freshness of a send that waits for the translation
     _lacking = None  # the target that refused the path; not known yet whether it has chat
+    _written: tuple[str, bytes] | None = None  # (model, body) of a large request
     _ours = False  # the conversation lies here: no backend can go on with it by itself
     _capped = True
     _encoding = b""
@@ -102,11 +103,19 @@ class TranslatedProxy(NativeProxy):
         if self._translation is None:
             self.read()
         else:
-            self.translated(self._translation, None)
+            self.translated(self._translation, self._written)
 
-    def translated(self, translation: Translation, made: None) -> None:
+    def prepared(self, translation: Translation) -> tuple[str, bytes] | None:
+        """The body of a large request for the model of the target that waits for it: writing it is worth a worker too."""
+        if self.counts() or len(self.body) <= WORK_ON_LOOP:
+            return None
+        model = self._waits_for[0].model or self.model
+        return model, translation.form.encode(model, translation.stream)
+
+    def translated(self, translation: Translation, made: tuple[str, bytes] | None) -> None:
         """Send it as a chat request, or count by ourselves: no chat API counts."""
         self._translation = translation
+        self._written = made
         target, fresh_only = self._waits_for
         if self.counts():
             size = len(encode_members([translation.form.body["messages"], translation.form.body.get("tools")]))
@@ -135,7 +144,10 @@ class TranslatedProxy(NativeProxy):
         translation = self._translation
         if translation is None:
             return super()._body_for(target)
-        return translation.form.encode(target.model or self.model, translation.stream, capped=self._capped)
+        model, written = target.model or self.model, self._written
+        if written is not None and written[0] == model and self._capped:
+            return written[1]
+        return translation.form.encode(model, translation.stream, capped=self._capped)
 
     # -- the backend's answer ------------------------------------------------------------------------------------------
 
@@ -278,7 +290,8 @@ class TranslatedProxy(NativeProxy):
         if answer is None or not answer.stream or self._translation is None:
             return
         waited = perf_counter()
-        if self.state is WAITING and self.call is not None and waited - self.began > HEAD_WAIT_S:
+        between = self._timer is not None  # two backends: the next one may still be asked
+        if self.state is WAITING and self.call is not None and not between and waited - self.began > HEAD_WAIT_S:
             self._begin()
         elif self.state is STREAMING and waited - self._last_sent > KEEP_ALIVE_S:
             self._last_sent = waited
