@@ -103,6 +103,17 @@ def test_a_breaker_opens_after_failures_in_a_row_and_lets_exactly_one_probe_thro
     assert breaker.allows(100.0) and breaker.state == 0 and not breaker.taken(100.0)
 
 
+def test_a_backend_that_is_back_is_probed_at_once_and_by_one_request():
+    breaker = Breaker()
+    breaker.hasten(1.0)
+    assert breaker.state == 0 and breaker.allows(0.0)
+    for _ in range(OPEN_AFTER):
+        breaker.failed(0.0)
+    breaker.hasten(1.0)
+    assert breaker.state == 2 and breaker.failures == OPEN_AFTER
+    assert breaker.taken(1.0) and not breaker.allows(1.0)
+
+
 def test_the_time_a_breaker_stays_open_is_bounded_as_is_the_rest_a_backend_asks_for():
     breaker, now = Breaker(), 0.0
     for _ in range(OPEN_AFTER):

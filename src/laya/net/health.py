@@ -1,7 +1,7 @@
 """Active health: each backend's health path is asked for every few seconds, over a connection of its own.
 
-In: backends with their pools. Out: `backend.healthy`. It never touches in-flight counts or breakers of real traffic. Loop
-thread only.
+In: backends with their pools. Out: `backend.healthy`. It touches no count of real traffic; a backend that is back after failed
+probes may be tried at once, by the one request that its breaker lets through. Loop thread only.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ class HealthProbe:
                     answer = await _probe(backend)
             except (OSError, UnicodeError, TimeoutError):
                 answer = False
+            if answer and failures:
+                backend.breaker.hasten(backend.pool.clock.now)
             failures = failures + 1 if answer is False else 0
             if answer is not False or failures >= FALL or backend.healthy is None:
                 backend.healthy = answer
-            period = SICK_PERIOD_S if backend.healthy is False else PERIOD_S
+            period = SICK_PERIOD_S if failures else PERIOD_S
             await asyncio.sleep(period * random.uniform(1 - JITTER, 1 + JITTER))
 
 

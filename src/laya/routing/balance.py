@@ -73,6 +73,10 @@ class Breaker:
         if probe:
             self.probing = False
 
+    def hasten(self, now: float) -> None:
+        """The backend has come back: the probe of an open breaker may go at once. What was counted stays."""
+        self.open_until = min(self.open_until, now)
+
     def cool(self, now: float, seconds: float) -> None:
         """The backend asked to be left alone for a while (Retry-After)."""
         self.cool_until = now + min(seconds, MAX_COOL_S)
