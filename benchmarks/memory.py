@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import itertools
 import json
 import os
 import platform
@@ -39,7 +40,7 @@ SETTINGS = {
 
 
 def random_model(folder: Path) -> Path:
-    """A Qwen3-shaped model of 120 M random bf16 weights with a byte-level tokenizer: other parts weigh most than in SmolLM2."""
+    """A Qwen3-shaped model of 120 M random bf16 weights: other parts of the plan weigh most than in SmolLM2."""
     import torch
     from safetensors.torch import save_file
     from tokenizers import AddedToken, Tokenizer
@@ -52,7 +53,7 @@ def random_model(folder: Path) -> Path:
         "intermediate_size": inner, "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": dim,
         "vocab_size": vocab, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "tie_word_embeddings": False,
-        "hidden_act": "silu", "bos_token_id": 256, "eos_token_id": 257, "torch_dtype": "bfloat16",
+        "hidden_act": "silu", "bos_token_id": vocab - 2, "eos_token_id": vocab - 1, "torch_dtype": "bfloat16",
     }  # fmt: skip
     shapes = {"model.embed_tokens.weight": (vocab, hidden), "lm_head.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
     for layer in range(layers):
@@ -71,8 +72,11 @@ def random_model(folder: Path) -> Path:
     }
     save_file(tensors, str(folder / "model.safetensors"))
     (folder / "config.json").write_text(json.dumps(config))
-    words = {word: i for i, word in enumerate(sorted(ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(BPE(words, []))
+    letters, base = "etaoinshrdlu", sorted(ByteLevel.alphabet())
+    longer = ("".join(word) for length in (2, 3, 4, 5) for word in itertools.product(letters, repeat=length))
+    words = list(itertools.islice(longer, vocab - len(base) - 2))  # each is a shorter one and a letter, as merges make them
+    numbers = {word: i for i, word in enumerate([*base, *words])}
+    tokenizer = Tokenizer(BPE(numbers, [(word[:-1], word[-1]) for word in words]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
     tokenizer.save(str(folder / "tokenizer.json"))
