@@ -9,6 +9,7 @@ import pytest
 from laya.config import LOCAL, loads
 from laya.errors import ConfigError
 from laya.routing import table as table_module
+from laya.routing.classify import RequestFacts
 from laya.routing.table import MAX_NAME_CHARS, RouteTable
 
 CASE_34 = [("gpt-4o", "a"), ("gpt-4*", "b"), ("*", "c"), ("openai/*", "d"), ("openai/gpt-4o", "e")]
@@ -146,14 +147,14 @@ def test_a_route_carries_its_settings_and_those_of_the_stages():
     head = "stages: {redact: {enabled: true}}\nbackends: {b: {url: 'http://h:1', weight: 3}, c: {url: 'http://h:2'}}\n"
     compiled = table(
         "- {name: one, match: a, to: [b, {backend: c, weight: 2, model: m}], policy: weighted, cache: true, redact: false,"
-        " max_prompt_tokens: 9, fallback: [two]}\n- {name: two, match: z, to: c}\n",
+        " max_prompt_tokens: 9, fallback: [three]}\n- {name: two, match: z, to: c}\n- {name: three, match: y, to: c, redact: false}\n",
         head,
     )
     one, two = compiled.match("a"), compiled.match("z")
     assert [(t.backend, t.model, t.weight) for t in one.targets] == [("b", None, 3.0), ("c", "m", 2.0)]
-    assert (one.policy, one.redact, one.cache, one.max_prompt_tokens, one.fallback) == ("weighted", False, True, 9, ("two",))
+    assert (one.policy, one.redact, one.cache, one.max_prompt_tokens, one.fallback) == ("weighted", False, True, 9, ("three",))
     assert (two.policy, two.redact, two.cache, two.state) == ("least_busy", True, False, None)
-    assert compiled.routes == {"one": one, "two": two}
+    assert compiled.routes == {"one": one, "two": two, "three": compiled.match("y")}
 
 
 def test_routes_without_a_name_get_one_that_fits_a_header():
@@ -177,3 +178,26 @@ def test_ten_thousand_routes_load_and_match():
     compiled = table(text)
     assert routed(compiled, "m-04999") == "m-04999" and routed(compiled, "org-00123/x") == "m-00123"
     assert compiled.match("org-99999/x") is None
+
+
+def test_the_explanation_shows_the_classes_and_what_they_decide():
+    text = (
+        "backends: {big: {url: 'http://h'}}\ninference: {}\nroutes:\n- match: auto\n  classify:\n"
+        "  - {to: local, when: {any_words: [extract], max_prompt_tokens: 800}}\n  - {to: [{backend: big, model: x}]}\n"
+    )
+    compiled = RouteTable.compile(loads(text))
+    shown = compiled.explain("auto")
+    assert [(rule["rule"], rule["when"]) for rule in shown["classify"]] == [
+        (1, {"max_prompt_tokens": 800, "any_words": ["extract"]}), (2, {}),
+    ]  # fmt: skip
+    assert shown["decision"] is None and shown["classify"][1]["targets"] == [{"backend": "big", "model": "x", "weight": 1.0}]
+    decided = compiled.explain("auto", "please extract", RequestFacts(prompt_tokens=4))["decision"]
+    assert (decided["rule"], decided["why"], decided["targets"][0]["backend"]) == (1, "prompt_tokens=4, word extract", "local")
+    assert compiled.explain("auto", "please", RequestFacts(prompt_tokens=4))["decision"]["rule"] == 2
+
+
+def test_a_fallback_never_leads_around_redaction():
+    rules = "- {name: open, match: a, to: local, fallback: [safe]}\n- {name: safe, match: b, to: local, redact: true}\n"
+    with pytest.raises(ConfigError, match="open does not redact and falls back to safe"):
+        table(rules)
+    table(rules.replace("fallback: [safe]", "fallback: [safe], redact: true"))

@@ -56,6 +56,7 @@ class Classifier:
     def __init__(self, rules: tuple[ClassifyRule, ...], groups: list[tuple[Any, ...]], otherwise: tuple[Any, ...]) -> None:
         whens = [rule.when or WhenConfig() for rule in rules]
         self.groups = groups
+        self._whens = whens
         self._conditions = [_conditions(when) for when in whens]
         self._otherwise = otherwise
         self._asks_code = any(when.has_code is not None or when.no_code is not None for when in whens)
@@ -78,6 +79,21 @@ class Classifier:
                 reason = ", ".join(dict.fromkeys(what for _, what in outcomes))
                 return Decision(self.groups[index], index, reason or "always")
         return Decision(self._otherwise, -1, "no rule held")
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The rules in order: their conditions as written, and where they lead."""
+        defaults = WhenConfig()
+        return [
+            {
+                "rule": number + 1,
+                "when": {
+                    key: list(value) if isinstance(value, tuple) else value
+                    for key in WhenConfig.__struct_fields__ if (value := getattr(when, key)) != getattr(defaults, key)
+                },
+                "targets": [target.shown() for target in group],
+            }
+            for number, (when, group) in enumerate(zip(self._whens, self.groups, strict=True))
+        ]  # fmt: skip
 
     def _found(self, message: str) -> set[str]:
         """Words of any rule in the message: whole ones where their edge is of a script with spaces, else anywhere."""

@@ -13,7 +13,7 @@ from laya.config import LOCAL, Config, RouteConfig, TargetConfig, served_name
 from laya.config.node import nearest
 from laya.errors import ConfigError
 from laya.routing.automaton import Pattern, PatternAutomaton
-from laya.routing.classify import Classifier
+from laya.routing.classify import Classifier, RequestFacts
 
 # Real names have below 200 characters; a longer one is no name, and no time is spent on it.
 MAX_NAME_CHARS = 512
@@ -82,6 +82,7 @@ class RouteTable:
         try:
             table._add_rules()
             table._add_engines(engine_names)
+            table._check_fallbacks()
             table._set_default()
         except ConfigError as exc:
             raise ConfigError(f"{config.source}: {exc}" if config.source else str(exc)) from None
@@ -111,8 +112,11 @@ class RouteTable:
         """Names a client can ask for: exact names and aliases as written, then engines; never patterns."""
         return list(self._exact)
 
-    def explain(self, name: str) -> dict[str, Any]:
-        """The decision for a name in words and data: for `laya route` and the page. Not for the hot path."""
+    def explain(self, name: str, message: str | None = None, facts: RequestFacts | None = None) -> dict[str, Any]:
+        """The decision for a name in words and data: for `laya route` and the page. Not for the hot path.
+
+        With `message` (the last user message) and `facts` a route that classifies decides as it would for such a request.
+        """
         route = self.match(name)
         exact = name in self._exact
         taking = [p for p in self._patterns.patterns if len(name) <= MAX_NAME_CHARS and name and p.takes(name)]
@@ -126,6 +130,8 @@ class RouteTable:
             "policy": route and route.policy,
             "targets": [target.shown() for target in self._targets(route)],
             "fallback": list(route.fallback) if route else [],
+            "classify": route.classify.shown() if route and route.classify else [],
+            "decision": _decision(route, message, facts),
             "candidates": [_candidate(pattern, winner) for pattern in taking[:_SHOWN_CANDIDATES]],
         }
 
@@ -216,6 +222,16 @@ class RouteTable:
                 ids.setdefault(served_name(settings), key)
         return ids
 
+    def _check_fallbacks(self) -> None:
+        """A route that redacts must not get, by another's fallback, what was not redacted."""
+        for route in self.routes.values():
+            for name in route.fallback:
+                if self.routes[name].redact and not route.redact:
+                    raise ConfigError(
+                        f"routes: route {route.name} does not redact and falls back to {name}, which does; allowed: both, or "
+                        "a fallback that does not"
+                    )
+
     def _set_default(self) -> None:
         wanted = self._config.router.default_model
         if wanted is not None and self.match(wanted) is None:
@@ -224,6 +240,14 @@ class RouteTable:
         first = next((name for name, route in self._exact.items() if route.implicit), None)
         only = next(iter(self._exact)) if len(self._exact) == 1 else None
         self.default_model = wanted or first or only
+
+
+def _decision(route: Route | None, message: str | None, facts: RequestFacts | None) -> dict[str, Any] | None:
+    if route is None or route.classify is None or message is None or facts is None:
+        return None
+    decided = route.classify.decide(message, facts)
+    targets = [target.shown() for target in decided.targets]
+    return {"rule": decided.rule + 1 if decided.rule >= 0 else None, "why": decided.reason, "targets": targets}
 
 
 def _candidate(pattern: Pattern, winner: Pattern | None) -> dict[str, Any]:
