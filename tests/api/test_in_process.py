@@ -135,6 +135,30 @@ def test_an_image_is_refused_by_a_model_that_reads_text(gpt, claude, cold):
         claude.messages.create(messages=[{"role": "user", "content": [image]}], **cold)
 
 
+def test_a_router_in_front_of_an_engine_process(served, tmp_path, cold):
+    """The engine's Laya has every API: requests pass untouched, and its stored answers are found through the router."""
+    config = {"backends": {"engine": {"url": f"{served.url}/v1"}}, "routes": [{"match": "*", "to": "engine"}]}
+    with running(config, tmp_path) as router:
+        gpt, claude = openai_client(router), anthropic_client(router)
+        first = gpt.responses.create(model="smol", input=PARIS, temperature=0, max_output_tokens=10)
+        events = list(gpt.responses.create(
+            model="smol", input="Why?", previous_response_id=first.id, max_output_tokens=5, stream=True
+        ))  # fmt: skip
+        assert events[-1].type == "response.incomplete"
+        second = events[-1].response
+        assert second.usage.input_tokens > first.usage.total_tokens
+        assert gpt.responses.retrieve(second.id).output_text == second.output_text
+        assert openai_client(served).responses.retrieve(second.id).id == second.id
+        gpt.responses.delete(second.id)
+        with pytest.raises(openai.NotFoundError):
+            gpt.responses.retrieve(second.id)
+        assert "Paris" in claude.messages.create(messages=USER, **cold).content[0].text
+        usage = claude.messages.create(messages=USER, **cold).usage
+        counted = claude.messages.count_tokens(model="smol", messages=USER).input_tokens
+        assert counted == usage.input_tokens + usage.cache_read_input_tokens
+        assert router.metric("laya_retries_total", reason="no_such_api") == 0
+
+
 def test_an_empty_input_loads_the_model(gpt):
     """What one client sends before its first real request."""
     assert gpt.responses.create(model="smol", input="", max_output_tokens=1).usage.output_tokens == 1
