@@ -8,7 +8,7 @@ import torch
 
 from laya.model.load import load
 
-from . import tiny
+from . import gguf_files, tiny
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,16 +46,16 @@ def tiny_models(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny_gguf(tmp_path_factory):
-    """(type of matrices, dtype) -> (runner, transformers model with the file's own numbers)."""
+    """(type of matrices, dtype, architecture) -> (runner, transformers model with the file's own numbers)."""
     made = {}
     folder = tmp_path_factory.mktemp("gguf")
 
-    def get(kind: str, dtype: str | None = None):
-        if (kind, dtype) not in made:
-            path = folder / f"{kind}.gguf"
-            referee = tiny.save_gguf(path, gguf.GGMLQuantizationType[kind])
+    def get(kind: str, dtype: str | None = None, architecture: str = "llama"):
+        if (kind, dtype, architecture) not in made:
+            path = folder / f"{architecture}-{kind}.gguf"
+            referee = gguf_files.save_gguf(path, gguf.GGMLQuantizationType[kind], architecture=architecture)
             runner, _, _ = load(str(path), device="cpu", dtype=dtype, num_blocks=64, swap_bytes=1 << 20)
-            made[kind, dtype] = runner, referee
-        return made[kind, dtype]
+            made[kind, dtype, architecture] = runner, referee
+        return made[kind, dtype, architecture]
 
     return get

@@ -20,7 +20,7 @@ from laya.model.load import load
 from laya.model.spec import BrokenModel, UnsupportedModel
 from laya.schema.generation import SamplingParams
 
-from . import tiny
+from . import gguf_files, tiny
 from .drive import prefill, prompt_ids, sequence
 
 SCORED = SamplingParams(temperature=0.0, prompt_logprobs=0)
@@ -57,11 +57,15 @@ def test_affine_form_equals_the_gguf_packages_numbers(kind):
 # float32 mode computes with the file's very numbers. Quantised mode rounds activations to bf16 and, for 4 bits, scales and
 # zeros too; 5 and 8 bits become one scale a row. These models' logits have a standard deviation of 10, so bounds are wide;
 # SmolLM2's own bound is in test_reference.py.
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_gguf_types_give_what_transformers_gives_with_the_files_numbers(kind, tiny_gguf):
+MIXES = [("llama", kind) for kind in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")]
+MIXES += [(name, kind) for name in ("qwen2", "qwen3", "gemma3") for kind in ("F16", "Q4_1", "Q4_K", "Q6_K")]
+
+
+@pytest.mark.parametrize("architecture, kind", MIXES)
+def test_gguf_types_give_what_transformers_gives_with_the_files_numbers(architecture, kind, tiny_gguf):
     ids = prompt_ids(50, vocab=256)
     for dtype, bound in (("float32", 2e-4), (None, 0.3)):
-        runner, referee = tiny_gguf(kind, dtype)
+        runner, referee = tiny_gguf(kind, dtype, architecture)
         expected = tiny.logprobs(referee, ids)[:-1].gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1)
         got = torch.tensor([entry[0] for entry in prefill(runner, sequence(ids, range(4), SCORED))[0].prompt_logprobs])
         error = (got - expected).abs()
@@ -72,7 +76,7 @@ def test_gguf_types_give_what_transformers_gives_with_the_files_numbers(kind, ti
 @pytest.mark.parametrize("dtype", [None, "float32", "bfloat16"])
 def test_described_bytes_are_those_held(kind, dtype, tmp_path):
     path = tmp_path / "m.gguf"
-    tiny.save_gguf(path, gguf.GGMLQuantizationType[kind])
+    gguf_files.save_gguf(path, gguf.GGMLQuantizationType[kind])
     runner, _, _ = load(str(path), device="cpu", dtype=dtype, num_blocks=4)
     # Norms of a query and key head, and biases, are expanded when loaded; llama has neither.
     assert describe(str(path), dtype=dtype)["tensor_bytes"] == runner.memory()["params"]
@@ -108,7 +112,7 @@ def write_header(path: Path, architecture: str = "llama", pre: str = "gpt-2", mo
     writer.add_embedding_length(32)
     writer.add_feed_forward_length(32)
     writer.add_head_count(2)
-    tiny.write_vocabulary(writer, pre=pre, model=model)
+    gguf_files.write_vocabulary(writer, pre=pre, model=model)
     writer.add_tensor("token_embd.weight", np.zeros((tiny.VOCAB, 32), dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -169,7 +173,7 @@ def test_a_tensor_with_no_place_is_refused(tmp_path):
 @pytest.mark.parametrize("keep", [0, 3, 4, 20, 200, 3000, -4])
 def test_a_file_cut_short_is_refused_as_broken(keep, tmp_path):
     path = tmp_path / "m.gguf"
-    tiny.save_gguf(path, gguf.GGMLQuantizationType.Q8_0)
+    gguf_files.save_gguf(path, gguf.GGMLQuantizationType.Q8_0)
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(BrokenModel):
         describe(str(path))

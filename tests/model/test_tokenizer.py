@@ -15,7 +15,7 @@ from laya.model.spec import UnsupportedModel
 from laya.model.tokenizer import build_tokenizer
 from laya.model.tokenizer_source import read_source
 
-from . import tiny
+from . import gguf_files
 
 TEXTS = [
     "Hello, world!  Two  spaces,\ttabs\n\nand lines.", "It's 2024-11-30, isn't it? 1234567", "naïve café Straße",
@@ -173,7 +173,7 @@ def _vocabulary(folder):
     from laya.model.formats.gguf_header import read_header
 
     writer = gguf.GGUFWriter(str(folder / "v.gguf"), "llama")
-    tiny.write_vocabulary(writer)
+    gguf_files.write_vocabulary(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
