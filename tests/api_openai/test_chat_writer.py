@@ -84,6 +84,11 @@ def test_thoughts_go_out_apart_from_the_text(reasoning, text):
     deltas = streamed(card(reasoning=reasoning), list(text))
     assert "".join(d.get("reasoning_content", "") for d in deltas) == "Hm."
     assert "".join(d.get("content", "") for d in deltas) == "Yes."
+    writing = writer(card(reasoning=reasoning))
+    for piece in text:
+        writing.delta(Delta(0, piece, (1,)))
+    usage = json.loads(writing.end(USAGE))["usage"]
+    assert 3 <= usage["completion_tokens_details"]["reasoning_tokens"] <= len(text) - len("Yes.")
     message = plain(card(reasoning=reasoning), [text])["message"]
     assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
 

@@ -101,6 +101,13 @@ def test_a_matcher_that_breaks_allows_nothing_and_raises_nothing():
     assert grammar.token_mask() == b""
 
 
+def test_a_token_outside_ends_in_the_failed_state_and_not_in_a_short_answer(compiler, tokenizer):
+    """(case 32)"""
+    grammar = compiler.compile("regex", "ok then").fork()
+    grammar.accept(tokenizer.encode("zebra", add_special=False)[0])
+    assert grammar.token_mask() == b""
+
+
 def test_after_its_end_only_the_end_is_allowed(compiler, tokenizer):
     grammar = compiler.compile("regex", "ok").fork()
     for token in tokenizer.encode("ok", add_special=False):

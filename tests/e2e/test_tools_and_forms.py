@@ -145,6 +145,14 @@ def test_a_regex_and_a_choice_bind_completions_too(client):
         assert text in allowed if allowed else (len(text) == 6 and text[3] == "-")
 
 
+def test_settings_against_a_form_never_break_the_request(client):
+    """(case 32) The form wins over a minimum of tokens, stop ids and biases."""
+    kw = {"model": "smol", "messages": ASK, "response_format": form(PERSON), "temperature": 0, "max_tokens": 120}
+    for extra in ({"min_tokens": 100}, {"stop_token_ids": [2], "min_tokens": 3}, {"logit_bias": {"2": -100}}, {"ignore_eos": True}):
+        done = client.chat.completions.create(**kw, extra_body=extra).choices[0]
+        assert set(json.loads(done.message.content)) == {"name", "age"}
+
+
 def test_the_sdks_parse_helper_works(client):
     done = client.chat.completions.parse(
         model="smol", messages=[{"role": "user", "content": "Bob is 42."}], response_format=Person, temperature=0, max_tokens=60

@@ -41,10 +41,13 @@ class Grammar:
     def token_mask(self) -> bytes:
         """What may come next; b"" allows nothing."""
         try:
-            return self._matcher.compute_bitmask()
+            mask = self._matcher.compute_bitmask()
+            if not self._matcher.is_error():
+                return mask
+            log.warning("a grammar failed, its request is ended: %s", self._matcher.get_error()[:_MESSAGE_CHARACTERS])
         except Exception:
             log.exception("a grammar's mask failed; its request is ended")
-            return b""
+        return b""
 
     def accept(self, token_id: int) -> None:
         """The token was chosen. One outside the grammar puts it into its failed state."""

@@ -24,7 +24,8 @@ def apply_rules(logits: torch.Tensor, sequences: list[Sequence], eos_token_ids: 
         if rows:
             rule(logits, rows, [sequences[i] for i in rows])
             changed = True
-    held = [i for i, sequence in enumerate(sequences) if sequence.num_generated < sequence.sampling.min_tokens]
+    # Where a grammar is over nothing but the end can come, however short the answer.
+    held = [i for i, s in enumerate(sequences) if s.num_generated < s.sampling.min_tokens and s.grammar is None]
     if held:
         _forbid_endings(logits, held, [sequences[i] for i in held], eos_token_ids)
     # Last: a grammar's word is final, so that no bias can lead out of it.

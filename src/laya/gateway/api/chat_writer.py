@@ -18,7 +18,7 @@ from laya.schema.openai import ChatRequest
 class Choice:
     """One choice: its parser, and for a plain answer what it has said."""
 
-    __slots__ = ("parser", "text", "thoughts", "calls", "entries", "reason")
+    __slots__ = ("parser", "text", "thoughts", "calls", "entries", "reason", "thought_tokens")
 
     def __init__(self, parser: ToolCallParser) -> None:
         self.parser = parser
@@ -27,12 +27,15 @@ class Choice:
         self.calls: list[dict] = []
         self.entries: list[dict] = []  # log-probabilities; in a stream those that wait for the next text
         self.reason: str | None = None
+        self.thought_tokens = 0
 
     def pieces(self, event: Delta) -> list[Piece]:
         pieces = self.parser.feed(event.text) if event.text else []
         if event.finish_reason:
             pieces = pieces + self.parser.end()
             self.reason = "tool_calls" if self.parser.calls and event.finish_reason == "stop" else event.finish_reason
+        if pieces and all(type(piece) is ReasoningPiece for piece in pieces):
+            self.thought_tokens += len(event.token_ids)
         return pieces
 
     def keep(self, piece: Piece) -> None:
@@ -93,15 +96,20 @@ class ChatWriter:
 
     def end(self, event: Finished) -> bytes:
         if self.stream:
-            return (self._chunk([], usage_of(event)) if self._usage else b"") + DONE_FRAME
+            return (self._chunk([], self._usage_of(event)) if self._usage else b"") + DONE_FRAME
         choices = [
             {"index": i, "message": choice.message(), "logprobs": self._entries_of(choice), "finish_reason": choice.reason}
             for i, choice in enumerate(self._choices)
         ]
         return encode_json({
             "id": self._id, "object": "chat.completion", "created": self._created, "model": self._model,
-            "system_fingerprint": None, "choices": choices, "usage": usage_of(event),
+            "system_fingerprint": None, "choices": choices, "usage": self._usage_of(event),
         })  # fmt: skip
+
+    def _usage_of(self, event: Finished) -> dict:
+        thoughts = sum(choice.thought_tokens for choice in self._choices)
+        details = {"completion_tokens_details": {"reasoning_tokens": thoughts}} if thoughts else {}
+        return usage_of(event) | details
 
     def error(self, error: LayaError) -> bytes:
         return frame(error.body())
