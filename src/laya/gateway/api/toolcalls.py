@@ -61,8 +61,8 @@ _decode_text = msgspec.json.Decoder(str).decode
 
 
 class ToolCallParser:
-    """`calls` is the number of calls found so far. `names` are the tools on offer (None: any), asked only where no marker shows a
-    call; with `limit` further calls are dropped."""
+    """`calls` is the number of calls found so far. `names` are the tools on offer (None: any), asked only where no marker shows
+    a call; with `limit` further calls are dropped."""
 
     def __init__(self, style: ChatStyle, names: frozenset[str] | None = None, limit: int | None = None) -> None:
         self.calls = 0
