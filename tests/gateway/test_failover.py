@@ -273,3 +273,22 @@ def test_a_prompt_too_long_for_a_backend_goes_to_the_fallback_and_to_nobody_else
     assert len(a.asked) + len(b.asked) == 1 and laya.metric("laya_retries_total", reason="too_long") == 1
     code, body, _ = laya.chat("alone")
     assert code == 400 and body["error"]["code"] == "context_length_exceeded"
+
+
+def test_the_routes_own_cap_sends_long_prompts_to_the_fallback_or_refuses_them(several):
+    """max_prompt_tokens of a route whose targets are backends: by estimate, before anything is sent."""
+    laya, (a, b) = several(
+        good, good,
+        routes=[
+            {"name": "small", "match": "small", "to": "a", "max_prompt_tokens": 50, "fallback": ["large"]},
+            {"name": "large", "match": "large", "to": "b", "max_prompt_tokens": 500},
+            {"name": "alone", "match": "alone", "to": "a", "max_prompt_tokens": 50},
+        ],
+    )  # fmt: skip
+    assert laya.chat("small", "short")[2]["x-laya-backend"] == "a"
+    code, _, headers = laya.chat("small", "word " * 100)
+    assert (code, headers["x-laya-backend"], headers["x-laya-route"]) == (200, "b", "small; fallback=large")
+    for model, limit in (("small", 500), ("alone", 50)):
+        code, body, _ = laya.chat(model, "word " * 1000)
+        assert code == 400 and body["error"]["code"] == "context_length_exceeded" and str(limit) in body["error"]["message"]
+    assert len(a.asked) == 1

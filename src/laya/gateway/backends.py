@@ -63,15 +63,19 @@ class Candidate:
     x-laya-route where another route's target stands in."""
 
     engine = None
-    __slots__ = ("backend_state", "name", "model", "weight", "breaker", "note", "lines")
+    __slots__ = ("backend_state", "name", "model", "weight", "breaker", "note", "max_prompt_tokens", "lines")
 
-    def __init__(self, route: str, backend: Backend, model: str | None, weight: float | None, note: str = "") -> None:
+    def __init__(
+        self, route: str, backend: Backend, model: str | None, weight: float | None, note: str = "",
+        max_prompt_tokens: int | None = None,
+    ) -> None:  # fmt: skip
         self.backend_state = backend
         self.name = backend.name
         self.model = model
         self.weight = backend.settings.weight if weight is None else weight
         self.breaker = backend.breaker
         self.note = note
+        self.max_prompt_tokens = max_prompt_tokens
         self.lines = b"x-laya-route: %b\r\nx-laya-backend: %b\r\n" % (header_value(route + note), header_value(backend.name))
 
     @property
@@ -87,13 +91,14 @@ class EngineCandidate:
     """An engine of this process as one target of a route."""
 
     model = None  # an engine answers to any name that a route gives it
-    __slots__ = ("name", "engine", "weight", "note")
+    __slots__ = ("name", "engine", "weight", "note", "max_prompt_tokens")
 
-    def __init__(self, name: str, engine, weight: float, note: str = "") -> None:
+    def __init__(self, name: str, engine, weight: float, note: str = "", max_prompt_tokens: int | None = None) -> None:
         self.name = name
         self.engine = engine
         self.weight = weight
         self.note = note
+        self.max_prompt_tokens = max_prompt_tokens
 
     @property
     def load(self) -> int:

@@ -44,7 +44,8 @@ class Exchange:
     route = ""  # names for metrics and log; "" until known
     backend = ""
     model = ""
-    note = ""  # what led to this backend, beside the route: a rule of `classify`, an override, a fallback
+    note = ""  # what led to this backend, beside the route's name: a rule of `classify`, an override
+    stand_in = ""  # the fallback route whose target this is
     first_at = 0.0  # when the first byte of the answer was written
     status = 0
     tokens: tuple[int, int] | None = None  # prompt, completion
@@ -115,8 +116,8 @@ class Exchange:
         return lines + self._asked_lines() if self.plan.asks else lines
 
     def _route_value(self) -> bytes:
-        if self.note:  # words that differ from request to request: not for the memo
-            return header_value.__wrapped__(self.route + self.note)
+        if self.note or self.stand_in:  # words that differ from request to request: not for the memo
+            return header_value.__wrapped__(self.route + self.note + self.stand_in)
         return header_value(self.route)
 
     def _asked_lines(self) -> bytes:

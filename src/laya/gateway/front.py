@@ -177,7 +177,7 @@ class Gateway:
         exchange: Any
         if best.engine is not None:
             exchange = LOCAL_KINDS.get(plan.api, LocalExchange)(self, connection, request, body, plan, route, best)
-            exchange.fields, exchange.targets, exchange.note = fields, candidates, best.note
+            exchange.fields, exchange.targets = fields, candidates
         else:
             kind = PROXY_KINDS.get(plan.api, ProxyExchange)
             exchange = kind(self, connection, request, body, plan, fields, route, candidates)

@@ -60,6 +60,8 @@ class LocalExchange(MovingExchange):
         self.route = route.name
         self.backend = candidate.name
         self.engine = candidate.engine
+        self.stand_in = candidate.note
+        self._cap = candidate.max_prompt_tokens
         self._parts: list[Part] = []
         self._open = 0  # parts that have not finished
         self._usage = Finished(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
@@ -115,7 +117,7 @@ class LocalExchange(MovingExchange):
     def _capped(self, generations: list[GenerationRequest]) -> list[GenerationRequest]:
         """With the shortest of the prompt caps of route and key, which the engine checks when it has counted the tokens."""
         key = self.plan.key
-        caps = [cap for cap in (self.rule.max_prompt_tokens, key.max_prompt_tokens if key is not None else None) if cap]
+        caps = [cap for cap in (self._cap, key.max_prompt_tokens if key is not None else None) if cap]
         if not caps:
             return generations
         return [msgspec.structs.replace(generation, max_prompt_tokens=min(caps)) for generation in generations]

@@ -208,6 +208,7 @@ class ProxyExchange(MovingExchange):
 
     def own_lines(self) -> bytes:
         if self.note:
+            self.stand_in = self._target.note
             return super().own_lines()
         lines = self._target.lines + b"x-request-id: " + self.request_id + b"\r\n"
         return lines + self._asked_lines() if self.plan.asks else lines

@@ -122,7 +122,7 @@ class Selection:
         if key is not None and key.routes is not None and name not in key.routes and name not in self._reached_by(key.routes):
             raise Forbidden("This key may not use the target that x-laya-target names.")
         named = (target for target in _targets(route) if target.backend == name)
-        return self._candidate(route, next(named, Target(name)))
+        return self._candidate(route, next(named, Target(name)), "", route.max_prompt_tokens)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -141,24 +141,26 @@ class Selection:
             if (found := self._candidates(self._table.routes[name], route, f"; fallback={name}"))
         ]
         own = Group(self._candidates(route, route), fallback)
-        classes = [Group(self._reachable(group, route), fallback) for group in route.classify.groups] if route.classify else []
+        cap = route.max_prompt_tokens
+        groups = route.classify.groups if route.classify else []
+        classes = [Group(self._reachable(group, route, "", cap), fallback) for group in groups]
         affine = route.policy in ("prefix", "session") and len(own.candidates) > 1
-        return RouteState(own, classes, bool(classes or fallback or affine))
+        return RouteState(own, classes, bool(classes or fallback or affine or route.reads_prompts))
 
     def _candidates(self, source: Route, route: Route, note: str = "") -> list[Any]:
         """Of a route that classifies and has no targets of its own, those that stand last."""
         targets = source.targets or (source.classify.groups[-1] if source.classify else ())
-        return self._reachable(targets, route, note)
+        return self._reachable(targets, route, note, source.max_prompt_tokens)
 
-    def _reachable(self, targets, route: Route, note: str = "") -> list[Any]:
-        found = (self._candidate(route, target, note) for target in targets)
+    def _reachable(self, targets, route: Route, note: str, cap: int | None) -> list[Any]:
+        found = (self._candidate(route, target, note, cap) for target in targets)
         return [candidate for candidate in found if candidate is not None]
 
-    def _candidate(self, route: Route, target: Target, note: str = "") -> Any:
+    def _candidate(self, route: Route, target: Target, note: str = "", cap: int | None = None) -> Any:
         if target.backend in self._engines:
-            return EngineCandidate(target.backend, self._engines[target.backend], target.weight, note)
+            return EngineCandidate(target.backend, self._engines[target.backend], target.weight, note, cap)
         if target.backend in self._backends:
-            return Candidate(route.name, self._backends[target.backend], target.model, target.weight, note)
+            return Candidate(route.name, self._backends[target.backend], target.model, target.weight, note, cap)
         return None
 
 

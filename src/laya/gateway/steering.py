@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from laya.errors import LayaError
+from laya.errors import ContextLengthExceeded, LayaError
 from laya.gateway.exchange import Exchange
 from laya.gateway.facts import prompt_bytes, read_facts
 from laya.gateway.selection import Group
@@ -22,7 +22,10 @@ from laya.schema.fields import READ_ON_LOOP, RoutingFields
 class Way:
     """One request while its targets are being found, and what its exchange must know of that."""
 
-    __slots__ = ("connection", "request", "body", "plan", "fields", "name", "route", "session", "note", "rule", "why", "parked")
+    __slots__ = (
+        "connection", "request", "body", "plan", "fields", "name", "route", "session", "note", "rule", "why", "tokens",
+        "parked",
+    )  # fmt: skip
 
     def __init__(self, connection, request, body: bytes, plan, fields: RoutingFields, name: str, route: Route) -> None:
         self.connection = connection
@@ -36,12 +39,13 @@ class Way:
         self.note = ""  # what x-laya-route and the log say beside the route's name
         self.rule = ""  # label of the decision's metric; "" for none
         self.why = ""
+        self.tokens = 0  # of the prompt, estimated where the route asks for it
         self.parked: Exchange | None = None  # what holds the client's place meanwhile
 
     def tell(self, exchange) -> None:
         """What the exchange must know of how its targets were found."""
         exchange.session = self.session
-        exchange.note = self.note + exchange.targets[0].note
+        exchange.note = self.note
         if self.parked is not None:
             exchange.began, exchange.request_id = self.parked.began, self.parked.request_id
         if self.rule and exchange.gateway.log.info_on:
@@ -64,7 +68,7 @@ class Steering:
         if way.plan.target is not None:
             way.note, way.rule, way.why = "; target", "override", "x-laya-target"
             self._send(way, [gateway.selection.override(route, way.plan)])
-        elif route.classify is None:
+        elif not route.reads_prompts:
             self._pick(way, gateway.selection.group(route, None))
         elif len(way.body) > READ_ON_LOOP // 4:  # decoding every message costs several times what skipping them does
             self._park(way)
@@ -74,13 +78,15 @@ class Steering:
 
     # -- which group of targets ----------------------------------------------------------------------------------------
 
-    def _decided(self, way: Way, decision: Decision | LayaError) -> None:
-        if isinstance(decision, LayaError):
-            raise decision
-        way.rule = "otherwise" if decision.rule < 0 else str(decision.rule + 1)
-        way.why = decision.reason
-        way.note = f"; rule={way.rule}; why={decision.reason}"
-        self._pick(way, self._gateway.selection.group(way.route, decision.rule))
+    def _decided(self, way: Way, found: tuple[int, Decision | None] | LayaError) -> None:
+        if isinstance(found, LayaError):
+            raise found
+        way.tokens, decision = found
+        if decision is not None:
+            way.rule = "otherwise" if decision.rule < 0 else str(decision.rule + 1)
+            way.why = decision.reason
+            way.note = f"; rule={way.rule}; why={decision.reason}"
+        self._pick(way, self._gateway.selection.group(way.route, None if decision is None else decision.rule))
 
     def _pick(self, way: Way, group: Group) -> None:
         if len(group.candidates) > 1:
@@ -90,7 +96,7 @@ class Steering:
             if way.route.policy == "prefix":
                 self._by_prefix(way, group)
                 return
-        self._send(way, self._gateway.selection.ordered(way.route, group, None, way.plan.key))
+        self._send(way, self._ordered(way, group, None))
 
     # -- affinity ------------------------------------------------------------------------------------------------------
 
@@ -100,7 +106,7 @@ class Steering:
             text = way.fields.text("prompt_cache_key")
             session = text.encode("utf-8", "surrogatepass") if text else None
         if session is None:
-            self._send(way, self._gateway.selection.ordered(way.route, group, None, way.plan.key))
+            self._send(way, self._ordered(way, group, None))
             return
         key = way.plan.key
         way.session = session_key(key.name if key is not None else "", way.route.name, session)
@@ -114,7 +120,7 @@ class Steering:
             self._with_session(way, group, known, True)
 
     def _with_session(self, way: Way, group: Group, known: str | None, in_time: bool) -> None:
-        candidates = self._gateway.selection.ordered(way.route, group, known, way.plan.key)
+        candidates = self._ordered(way, group, known)
         if not in_time:
             way.session = None  # what the table has is not known: nothing is recorded over it
         elif not self._sessions.assign(way.session, candidates[0].name, lambda: self._resume(way, self._send, candidates)):
@@ -125,13 +131,17 @@ class Steering:
     def _by_prefix(self, way: Way, group: Group) -> None:
         marks = PrefixTable.marks(way.route.name, prompt_bytes(way.fields))
         known = self._prefixes.find(marks)
-        candidates = self._gateway.selection.ordered(way.route, group, known, way.plan.key)
+        candidates = self._ordered(way, group, known)
         chosen = candidates[0].name
         if known is None or chosen == known or self._gateway.selection.usable(group, known):
             self._prefixes.assign(marks, chosen)
         else:
             self._prefixes.move(marks, chosen)
         self._send(way, candidates)
+
+    def _ordered(self, way: Way, group: Group, preferred: str | None) -> list:
+        candidates = self._gateway.selection.ordered(way.route, group, preferred, way.plan.key)
+        return _with_room(candidates, way.tokens) if way.tokens else candidates
 
     # -- on its way ----------------------------------------------------------------------------------------------------
 
@@ -154,6 +164,20 @@ class Steering:
             self._gateway.guarded(way, step, *arguments)
 
 
-def _decide(way: Way) -> Decision:
+def _decide(way: Way) -> tuple[int, Decision | None]:
+    """The prompt's estimated tokens, and what the route's classes say."""
     facts, message = read_facts(way.fields)
-    return way.route.classify.decide(message, facts)
+    return facts.prompt_tokens, way.route.classify.decide(message, facts) if way.route.classify else None
+
+
+def _with_room(candidates: list, tokens: int) -> list:
+    """Those whose route takes so long a prompt. Engines count for themselves; for a backend the estimate must do."""
+    fitting = [
+        c for c in candidates if c.engine is not None or c.max_prompt_tokens is None or tokens <= c.max_prompt_tokens
+    ]  # fmt: skip
+    if not fitting:
+        limit = max(c.max_prompt_tokens for c in candidates)
+        raise ContextLengthExceeded(
+            f"Prompts are limited to {limit} tokens here, however the prompt is about {tokens} tokens.", param="messages"
+        )
+    return fitting

@@ -58,6 +58,11 @@ class Route:
         self.implicit = implicit  # made for an engine's name, not written in the file
         self.state: Any = None
 
+    @property
+    def reads_prompts(self) -> bool:
+        """The decision needs more of a request than its members' names: its text, or an estimate of its length."""
+        return self.classify is not None or self.max_prompt_tokens is not None
+
 
 class RouteTable:
     """Built by `compile`; immutable afterwards but for the routes' `state` and the memo of names met."""
