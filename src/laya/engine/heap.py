@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
-# While loading: whatever is larger goes back to the system as soon as it is freed (pieces of weights, dequantised once).
-_LOADING_BYTES = 1 << 20
-# In service: a step's usual temporaries are used again, and not mapped and cleared each time; larger ones (logits of many
-# rows) would leave holes of their size in a heap, and what clearing them costs is little beside computing them.
-_SERVING_BYTES = 4 << 20
+# Pairs of bytes: blocks from the first on are mapped one by one, and go back when they are freed; the heap's end goes back
+# when more than the second is free there.
+# While loading: pieces of weights, dequantised once, go back at once.
+_LOADING = (1 << 20, 2 << 20)
+# In service a step's usual temporaries are used again, and the heap's end stays: else a prefill step would clear a thousand
+# pages each time, where it now clears five. Larger ones (logits of many rows) would leave holes of their size in a heap, and
+# clearing them costs little beside computing them.
+_SERVING = (4 << 20, 64 << 20)
 
 
 def _glibc() -> ctypes.CDLL | None:
@@ -34,11 +37,11 @@ _library = _glibc()
 @contextmanager
 def loading() -> Iterator[None]:
     """Keep the peak of what runs inside near what it leaves behind."""
-    _thresholds(_LOADING_BYTES)
+    _thresholds(*_LOADING)
     try:
         yield
     finally:
-        _thresholds(_SERVING_BYTES)
+        _thresholds(*_SERVING)
         trim()
 
 
@@ -48,10 +51,10 @@ def trim() -> None:
         _library.malloc_trim(0)
 
 
-def _thresholds(size: int) -> None:
+def _thresholds(mapped: int, kept: int) -> None:
     if _library is not None:
-        _library.mallopt(_M_MMAP_THRESHOLD, size)
-        _library.mallopt(_M_TRIM_THRESHOLD, 2 * size)
+        _library.mallopt(_M_MMAP_THRESHOLD, mapped)
+        _library.mallopt(_M_TRIM_THRESHOLD, kept)
 
 
 def loaded_tightly(load: Callable[[], tuple]) -> Callable[[], tuple]:
