@@ -9,7 +9,7 @@ import functools
 import platform
 
 from laya.errors import ConfigError
-from laya.model.formats.stored import EIGHT_BIT, FOUR_BIT, GROUP, Checkpoint, StoredTensor
+from laya.model.formats.stored import EIGHT_BIT, FOUR_BIT, Checkpoint, StoredTensor
 
 DTYPES = ("auto", "quantized", "bfloat16", "float32")
 INT4_ROW_MULTIPLE = 16  # the packed product works on whole vectors of rows
@@ -40,7 +40,7 @@ def held_as(name: str, tensor: StoredTensor, device: str, dtype: str) -> str:
     dense = "bf16" if dense_dtype(device) == "bfloat16" else "f32"
     looked_up = name in ("embed", "head")  # rows are read one by one (and decide the token): int8, not packed 4 bits
     if tensor.kind in FOUR_BIT and not looked_up:
-        fits = tensor.rows % INT4_ROW_MULTIPLE == 0 and tensor.columns % GROUP == 0
+        fits = tensor.rows % INT4_ROW_MULTIPLE == 0 and tensor.columns % tensor.group == 0
         return "int4" if fits and has_int4_product(device) else dense
     if tensor.kind in EIGHT_BIT or tensor.kind in FOUR_BIT:
         return "int8" if device == "cpu" else dense
@@ -50,7 +50,7 @@ def held_as(name: str, tensor: StoredTensor, device: str, dtype: str) -> str:
 def held_bytes(tensor: StoredTensor, held: str) -> int:
     size = tensor.rows * tensor.columns
     if held == "int4":
-        return size // 2 + size // GROUP * SCALE_BYTES
+        return size // 2 + size // tensor.group * SCALE_BYTES
     if held == "int8":
         return size + tensor.rows * SCALE_BYTES
     return size * (2 if held == "bf16" else 4)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from laya.model.formats.stored import GROUP, StoredTensor
+from laya.model.formats.stored import StoredTensor
 
 aten = torch.ops.aten
 
@@ -58,15 +58,16 @@ class DenseLinear:
 
 
 class Int4Linear:
-    """w = (q - 8) * scale + zero in groups of GROUP columns; bf16 activations, float32 sums inside the product."""
+    """w = (q - 8) * scale + zero in groups of `group` columns; bf16 activations, float32 sums inside the product."""
 
-    def __init__(self, packed: torch.Tensor, scale_zero: torch.Tensor) -> None:
+    def __init__(self, packed: torch.Tensor, scale_zero: torch.Tensor, group: int) -> None:
         self.packed = packed
-        self.scale_zero = scale_zero  # bf16 [in / GROUP, out, 2]
+        self.scale_zero = scale_zero  # bf16 [in / group, out, 2]
+        self.group = group
         self._product = aten._weight_int4pack_mm if packed.is_cuda else aten._weight_int4pack_mm_for_cpu
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product(x, self.packed, GROUP, self.scale_zero)
+        return self._product(x, self.packed, self.group, self.scale_zero)
 
     def float32(self, x: torch.Tensor) -> torch.Tensor:
         return self(x.to(torch.bfloat16)).float()
@@ -155,13 +156,14 @@ def two_planes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def build_linear(parts: list[StoredTensor], held: list[str], device: torch.device) -> Linear:
     """One linear over the rows of all parts, fused where neighbours are held alike. `held` as `holding.held_as` says."""
-    runs: list[tuple[str, list[StoredTensor]]] = []
+    runs: list[tuple[tuple[str, int], list[StoredTensor]]] = []
     for part, kind in zip(parts, held, strict=True):
-        if runs and runs[-1][0] == kind:
+        alike = kind, part.group
+        if runs and runs[-1][0] == alike:
             runs[-1][1].append(part)
         else:
-            runs.append((kind, [part]))
-    built = [_BUILDERS[kind](tensors, device) for kind, tensors in runs]
+            runs.append((alike, [part]))
+    built = [_BUILDERS[kind](tensors, device) for (kind, _), tensors in runs]
     return built[0] if len(built) == 1 else StackedLinear(built)
 
 
@@ -188,9 +190,9 @@ def _int8(parts: list[StoredTensor], device: torch.device) -> Int8Linear:
 
 
 def _int4(parts: list[StoredTensor], device: torch.device) -> Int4Linear:
-    rows, columns = sum(part.rows for part in parts), parts[0].columns
+    rows, columns, group = sum(part.rows for part in parts), parts[0].columns, parts[0].group
     q = np.empty((rows, columns), dtype=np.uint8)
-    scale_zero = torch.empty((columns // GROUP, rows, 2), dtype=torch.bfloat16)
+    scale_zero = torch.empty((columns // group, rows, 2), dtype=torch.bfloat16)
     base = 0
     for part in parts:
         for first, numbers, scale, zero in part.affine4_blocks():
@@ -203,8 +205,8 @@ def _int4(parts: list[StoredTensor], device: torch.device) -> Int4Linear:
     if device.type == "cuda":
         numbers = numbers.to(device)
         packed = aten._convert_weight_to_int4pack(numbers[:, ::2] << 4 | numbers[:, 1::2], CUDA_INNER_K_TILES)
-        return Int4Linear(packed, scale_zero.to(device))
-    return Int4Linear(aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 1), scale_zero)
+        return Int4Linear(packed, scale_zero.to(device), group)
+    return Int4Linear(aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 1), scale_zero, group)
 
 
 def _row_blocks(parts: list[StoredTensor]):

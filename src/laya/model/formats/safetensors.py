@@ -1,6 +1,7 @@
 """Safetensors directories as Hugging Face lays them out: config.json, one or many .safetensors files. No torch here.
 
-In: a directory. Out: `Checkpoint` whose tensors are views of memory maps. Quantised ones are refused by name.
+In: a directory. Out: `Checkpoint` whose tensors are views of memory maps. Of quantised ones only AWQ is known; others are
+refused by name.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from laya.model.architectures import spec_from_hf
-from laya.model.formats.stored import Checkpoint, StoredTensor, collect, refuse_strangers
+from laya.model.formats import awq
+from laya.model.formats.stored import PLAIN, Checkpoint, StoredTensor, collect, refuse_strangers
 from laya.model.spec import BrokenModel, UnsupportedModel
 
-ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4}  # I32: the words of AWQ
 _Mapped = tuple[str, tuple[int, ...], np.ndarray]  # type, shape, raw uint8 rows
 
 MAX_HEADER_BYTES = 100 << 20  # the format's own limit
@@ -40,9 +42,7 @@ _TOP_NAMES = {"embed": "model.embed_tokens.weight", "final_norm": "model.norm.we
 def open_safetensors(directory: str) -> Checkpoint:
     """Read config.json and the headers. Raises BrokenModel or UnsupportedModel."""
     config = _read_json(os.path.join(directory, "config.json"))
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unnamed")
-        raise UnsupportedModel(f"{directory}: quantisation {method!r} is not supported; known: BF16, F16, F32, or a GGUF file")
+    group = _awq_group(directory, config.get("quantization_config"))
     spec = spec_from_hf(directory, config)
     stored = _map_tensors(directory)
     names = _LAYER_NAMES | _FOUR_NORMS if spec.post_norms else _LAYER_NAMES
@@ -53,18 +53,42 @@ def open_safetensors(directory: str) -> Checkpoint:
         part = name if top else name.rsplit(".", 1)[-1]
         file_name = _TOP_NAMES[name] if top else f"model.layers.{name.split('.')[1]}.{names[part]}"
         if file_name not in stored:
-            return None
+            return _awq_tensor(stored, file_name.removesuffix(".weight"), group)
         kind, shape, raw = stored[file_name]
+        if kind not in PLAIN:
+            raise UnsupportedModel(f"{directory}: tensor {file_name!r} is of type {kind}; known: {', '.join(sorted(PLAIN))}")
         return StoredTensor(file_name, kind, shape, raw, add=1.0 if less_one and part.endswith("norm") else 0.0)
 
     found = collect(directory, spec, lookup, needs_interleaving=True)
     of_layers = {name for name in stored if name.startswith("model.layers.") and not name.endswith("rotary_emb.inv_freq")}
     refuse_strangers(directory, spec, of_layers, found)
-    kinds = Counter(kind for kind, _, _ in stored.values())
+    kinds = Counter(tensor.kind for tensor in found.values())
     return Checkpoint(
         path=directory, spec=spec, tensors=found,
         quantization=" + ".join(kind for kind, _ in kinds.most_common()), tokenizer={"directory": directory},
     )  # fmt: skip
+
+
+def _awq_group(directory: str, config: dict[str, Any] | None) -> int | None:
+    """How many numbers share a scale, or None for plain weights. Raises UnsupportedModel for any other quantisation."""
+    if not config:
+        return None
+    method = config.get("quant_method", "unnamed")
+    if method != "awq":
+        raise UnsupportedModel(
+            f"{directory}: quantisation {method!r} is not supported; known: awq (4 bits), none (BF16, F16, F32), or a GGUF file"
+        )
+    return awq.group_size(directory, config)
+
+
+def _awq_tensor(stored: dict[str, _Mapped], base: str, group: int | None) -> StoredTensor | None:
+    parts = [stored.get(f"{base}.{part}") for part in awq.PARTS]
+    if group is None or None in parts:
+        return None
+    (weights, _, q), (zeros, _, z), (scales, _, s) = parts
+    if (weights, zeros, scales) != ("I32", "I32", "F16"):
+        raise UnsupportedModel(f"{base}: AWQ as {weights}, {zeros} and {scales}; known: I32, I32 and F16")
+    return awq.AwqTensor(base, q.view(np.uint32), z.view(np.uint32), s.view(np.float16), group)
 
 
 def _map_tensors(directory: str) -> dict[str, _Mapped]:

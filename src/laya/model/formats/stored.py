@@ -15,7 +15,7 @@ import numpy as np
 
 from laya.model.spec import BrokenModel, ModelSpec, UnsupportedModel
 
-FOUR_BIT = frozenset({"Q4_0", "Q4_1", "Q4_K"})
+FOUR_BIT = frozenset({"Q4_0", "Q4_1", "Q4_K", "AWQ"})
 EIGHT_BIT = frozenset({"Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0"})  # held as int8: the next size that torch multiplies with
 PLAIN = frozenset({"F32", "F16", "BF16"})
 
@@ -25,6 +25,8 @@ ROWS_AT_ONCE = 4096  # rows turned into float32 together: 16 MiB at 1024 columns
 
 class StoredTensor:
     """A matrix [rows, columns] or a vector [rows] in a file. `order` permutes its rows as they are read."""
+
+    group = GROUP  # columns that share a scale, of 4-bit types
 
     def __init__(
         self, name: str, kind: str, shape: tuple[int, ...], raw: np.ndarray, *, order: np.ndarray | None = None,
@@ -36,6 +38,11 @@ class StoredTensor:
         self._raw = raw  # uint8 [rows, bytes of a row]
         self._order = order
         self._add = add  # added to every number (gemma keeps norm weights less one)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the file calls its parts."""
+        return (self.name,)
 
     @property
     def rows(self) -> int:
@@ -61,18 +68,22 @@ class StoredTensor:
             yield first, block + np.float32(self._add) if self._add else block
 
     def affine4_blocks(self, rows: int = ROWS_AT_ONCE) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-        """(first row, q uint8 [n, columns], scale and zero float32 [n, columns / GROUP]): w = (q - 8) * scale + zero."""
+        """(first row, q uint8 [n, columns], scale and zero float32 [n, columns / group]): w = (q - 8) * scale + zero."""
         for first in range(0, self.rows, rows):
             yield first, *_AFFINE4[self.kind](self._bytes(first, first + rows))
 
     def forget_pages(self) -> None:
         """Let go of the pages read so far, of all the file's tensors: else a model counts twice as resident while it loads."""
-        mapped = getattr(self._raw, "_mmap", None)
-        if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
-            mapped.madvise(mmap.MADV_DONTNEED)
+        forget_pages(self._raw)
 
     def _bytes(self, first: int, last: int) -> np.ndarray:
         return self._raw[first:last] if self._order is None else self._raw[self._order[first:last]]
+
+
+def forget_pages(raw: np.ndarray) -> None:
+    mapped = getattr(raw, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +139,7 @@ def collect(
 
 def refuse_strangers(path: str, spec: ModelSpec, in_file: set[str], found: Mapping[str, StoredTensor]) -> None:
     """A tensor of a layer that nothing here would use means a variant that would be computed wrongly: refuse it by name."""
-    strangers = sorted(in_file - {tensor.name for tensor in found.values()})
+    strangers = sorted(in_file - {name for tensor in found.values() for name in tensor.names})
     if strangers:
         raise UnsupportedModel(f"{path}: tensor {strangers[0]!r} has no place in a {spec.architecture} model known here")
 
