@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from laya.errors import BadUpstream, ContextLengthExceeded, InvalidRequest
+from laya.errors import BadUpstream, ContextLengthExceeded, InvalidRequest, LayaError
 from laya.gateway.api import messages, responses
 from laya.gateway.api.answer import Ending, Usage
 from laya.gateway.api.anthropic_errors import error_body
@@ -18,6 +18,7 @@ from laya.gateway.api.pieces import CallArguments, CallEnd, CallStart, Reasoning
 from laya.gateway.api.responses_answer import ResponsesAnswer
 from laya.gateway.api.toolnames import Tool, ToolNames, flat_name
 from laya.gateway.api.turns import Turns
+from laya.gateway.backend_apis import REMEMBER_S, BackendApis
 
 # -- names -----------------------------------------------------------------------------------------------------------------
 
@@ -193,6 +194,23 @@ def test_a_prompt_that_is_too_long_is_told_with_both_numbers(text):
     assert error_body(error)["error"]["message"] == "prompt is too long: 5000 tokens > 4096 maximum"
 
 
+# -- what a backend has ------------------------------------------------------------------------------------------------------
+
+
+def test_a_backend_that_was_found_lacking_is_asked_again_later():
+    apis = BackendApis(None)
+    assert not apis.lacks("responses", 0.0) and apis.unsure("responses")
+    apis.found_lacking("messages", 0.0)
+    assert apis.lacks("messages", REMEMBER_S - 1) and apis.lacks("count_tokens", 1.0) and not apis.lacks("messages", REMEMBER_S + 1)
+    assert not apis.lacks("responses", 1.0), "each API for itself"
+
+
+def test_what_is_configured_is_not_asked_about():
+    apis = BackendApis(("chat", "messages"))
+    assert apis.lacks("responses", 0.0) and not apis.lacks("messages", 0.0) and not apis.unsure("messages")
+    assert not apis.lacks("count_tokens", 0.0) and apis.unsure("count_tokens"), "some have Messages but do not count"
+
+
 # -- answers ---------------------------------------------------------------------------------------------------------------
 
 
@@ -357,6 +375,44 @@ def test_any_json_is_translated_or_refused(items, tools, choice, text):
             translation.form.in_process()
         except InvalidRequest as refused:
             assert refused.param
+
+
+CALL_PART = st.fixed_dictionaries({}, optional={
+    "index": st.one_of(st.none(), st.integers(-1, 3)), "id": st.one_of(st.none(), st.sampled_from(["a", "b", ""])),
+    "function": st.fixed_dictionaries({}, optional={"name": st.sampled_from(["f", "", None]), "arguments": st.one_of(JSON, st.text(max_size=3))}),
+})  # fmt: skip
+SAID = st.fixed_dictionaries({}, optional={
+    "content": st.one_of(st.text(max_size=3), JSON), "reasoning_content": st.text(max_size=3), "refusal": st.text(max_size=3),
+    "tool_calls": st.lists(CALL_PART, max_size=3),
+})  # fmt: skip
+CHUNK = st.one_of(JSON, st.fixed_dictionaries({}, optional={
+    "choices": st.lists(st.fixed_dictionaries({"index": st.integers(0, 1)}, optional={
+        "delta": SAID, "message": SAID, "finish_reason": st.sampled_from(["stop", "length", "tool_calls", None, "odd"]), "stop_reason": JSON,
+    }), max_size=2),
+    "usage": st.one_of(st.none(), JSON, st.just({"prompt_tokens": 1, "completion_tokens": None})), "error": st.one_of(st.none(), JSON),
+}))  # fmt: skip
+
+
+@given(st.lists(CHUNK, max_size=6), st.booleans(), st.booleans())
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_answer_of_a_backend_is_read_or_refused(chunks, stream, whole):
+    """(case 18) Never another exception: the client would wait for ever."""
+    bodies = [
+        (responses, {"input": "x", "stream": stream}),
+        (messages, {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}], "stream": stream, "thinking": {"type": "enabled"}}),
+    ]  # fmt: skip
+    for api, body in bodies:
+        translation, read = api.translate(api.decode(json.dumps(body).encode()), None), ChatAnswer()
+        answer = translation.answer("m", None)
+        answer.head(0)
+        try:
+            pieces = read.read_body(json.dumps(chunks[0]).encode()) if whole and chunks else read.read_stream(sse(*chunks))
+            for piece in [*pieces, *read.finish_stream(), *read.call_ends()]:
+                answer.piece(piece)
+            out = answer.end(read.ending)
+        except LayaError as refused:
+            out = answer.error(refused)
+        assert out or not stream
 
 
 def test_integers_of_any_size_and_deep_nesting():
