@@ -91,6 +91,16 @@ def tool_search(binary: str) -> bool:
     ])
 
 
+def too_long(binary: str) -> bool:
+    model, code, result, errors = play(binary, [], "Do it.")
+    told = str(result) + errors
+    return all([
+        check("a prompt that is too long ends the run", code == 1 and result.get("is_error") is True, result),
+        check("after one attempt", len(model.asked) == 1, len(model.asked)),
+        check("and is known as such", "rompt is too long" in told, told[-1500:]),
+    ])  # fmt: skip
+
+
 def _begins_with(shorter: list, longer: list) -> bool:
     return longer[: len(shorter)] == shorter
 
@@ -103,7 +113,7 @@ def main() -> None:
         sys.exit("claude is not there: npm install --prefix DIR @anthropic-ai/claude-code, then --claude DIR/.../claude")
     version = subprocess.run([arguments.claude, "--version"], capture_output=True, text=True, timeout=60, check=False)
     print(version.stdout.strip())
-    good = [tools(arguments.claude), tool_search(arguments.claude)]
+    good = [run(arguments.claude) for run in (tools, tool_search, too_long)]
     sys.exit(0 if all(good) else 1)
 
 

@@ -97,8 +97,19 @@ class Step:
     calls: tuple[Call, ...] = ()
 
 
+TOO_LONG = {
+    "error": {
+        "message": "This model's maximum context length is 4096 tokens. However, you requested 9000 tokens (8900 of messages)",
+        "type": "BadRequestError", "code": 400,
+    },
+}  # fmt: skip
+
+
 class ChatModel:
-    """Plays a chat completions server whose model follows a script, step by step. `asked` holds the decoded requests."""
+    """Plays a chat completions server whose model follows a script, step by step. `asked` holds the decoded requests.
+
+    Without steps every prompt is too long for it.
+    """
 
     def __init__(self, steps: list[Step]) -> None:
         self.steps = steps
@@ -108,8 +119,10 @@ class ChatModel:
         if not asked.target.startswith("/v1/chat/completions"):
             return [answer(b'{"detail":"Not Found"}', "404 Not Found")]
         request = asked.json()
-        step = self.steps[min(len(self.asked), len(self.steps) - 1)]
         self.asked.append(request)
+        if not self.steps:
+            return [answer(TOO_LONG, "400 Bad Request")]
+        step = self.steps[min(len(self.asked), len(self.steps)) - 1]
         return list(_chunks(step)) if request.get("stream") else [answer(_whole(step))]
 
     def results(self) -> list[str]:

@@ -62,14 +62,18 @@ def texts(events: list[dict]) -> list[str]:
     return [item["text"] for item in items if item.get("type") == "agent_message"]
 
 
-def scripted(binary: str) -> bool:
-    model = ChatModel(STEPS)
+def play(binary: str, steps: list[Step]) -> tuple[ChatModel, int, list[dict], str]:
+    model = ChatModel(steps)
     with tempfile.TemporaryDirectory() as name, ScriptedUpstream(model) as upstream:
         folder = Path(name)
         backend = {"up": {"url": upstream.url, "health": None}}
         with laya({"backends": backend, "routes": [{"name": "all", "match": "*", "to": "up"}]}, folder, "router") as url:
             settings(url, "scripted", folder, tools=True)
-            code, events, errors = codex(binary, folder, "Do it.", [], 120)
+            return model, *codex(binary, folder, "Do it.", [], 120)
+
+
+def scripted(binary: str) -> bool:
+    model, code, events, errors = play(binary, STEPS)
     results = model.results() if model.asked else []
     shown = texts(events)
     tools = {tool["function"]["name"] for tool in model.asked[0]["tools"]} if model.asked else set()
@@ -82,6 +86,16 @@ def scripted(binary: str) -> bool:
         check("the second step's tool ran", any("second-step" in r for r in results), results),
         check("the final text is shown", bool(shown) and "the sum is 42" in shown[-1], shown),
         check("usage is told", any((e.get("usage") or {}).get("input_tokens") == 300 for e in events), events[-1:]),
+    ])  # fmt: skip
+
+
+def too_long(binary: str) -> bool:
+    model, code, events, errors = play(binary, [])
+    told = str(events) + errors
+    return all([
+        check("a prompt that is too long ends the turn", code == 1, code),
+        check("after one attempt", len(model.asked) == 1, len(model.asked)),
+        check("and is told in the client's own words", "ran out of room in the model's context window" in told, told[-1500:]),
     ])  # fmt: skip
 
 
@@ -110,7 +124,9 @@ def main() -> None:
         sys.exit("codex is not there: npm install --prefix DIR @openai/codex, then --codex DIR/node_modules/.bin/codex")
     version = subprocess.run([arguments.codex, "--version"], capture_output=True, text=True, timeout=60, check=False)
     print(version.stdout.strip())
-    sys.exit(0 if (small if arguments.small else scripted)(arguments.codex) else 1)
+    runs = [small] if arguments.small else [scripted, too_long]
+    good = [run(arguments.codex) for run in runs]
+    sys.exit(0 if all(good) else 1)
 
 
 if __name__ == "__main__":
