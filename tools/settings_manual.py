@@ -34,8 +34,8 @@ would run; a mistake is refused with its line. Keys can be left out. A line that
 example: remove the # to use it. Written by tools/settings_manual.py from the code.
 
 Any string may hold ${NAME} or ${NAME:-default} from the environment ($${ stands for a plain ${). Every setting can be
-overridden by a variable: server.port by LAYA_SERVER__PORT, lists and maps as JSON, `backends`, `routes` and `engines` as a
-whole by LAYA_BACKENDS, LAYA_ROUTES and LAYA_ENGINES. Sizes: 16MiB. Times are in the unit that the key names.
+overridden by a variable: server.port by LAYA_SERVER__PORT, lists and maps as JSON, `backends` and `routes` as a whole by
+LAYA_BACKENDS and LAYA_ROUTES. Sizes: 16MiB. Times are in the unit that the key names.
 """
 
 PAGE_HEAD = """\
@@ -52,7 +52,7 @@ the embedded model. `laya check` reads it, compiles the rules and says what woul
   The error is one line with file, line, key, what was found and what is allowed; the exit code is 78.
 * What YAML readers disagree on is refused without quotes: `yes`, `no`, `on`, `off`, `0123`, `12:30:45`, `1e3`, `1_000`,
   `0x10`, dates. So are tags, merge keys, several documents and keys that are no text.
-* A section without `inference`, `engines` and `backends` gets the embedded model.
+* A file without `inference` and `backends` gets the embedded model.
 * Sizes are `16MiB` (KiB, MiB, GiB, TiB; kB, MB, GB, TB are decimal) or a plain number. Durations are plain numbers in the
   unit that the key's name ends with.
 * Relative paths start at the file's folder.
@@ -63,8 +63,8 @@ the embedded model. `laya check` reads it, compiles the rules and says what woul
 ## Variables
 
 Every setting has one: `LAYA_<SECTION>__<KEY>`, two underscores for each step down (`LAYA_SERVER__TLS__CERTIFICATE`). Lists
-and maps are JSON. `LAYA_BACKENDS`, `LAYA_ROUTES` and `LAYA_ENGINES` replace these sections as a whole; a backend of the file
-is reached by its name in capitals with `_` for other characters (`LAYA_BACKENDS__GPU_BOX__WEIGHT=3`). Booleans are true,
+and maps are JSON. `LAYA_BACKENDS` and `LAYA_ROUTES` replace these sections as a whole; a backend or an engine of the file is
+reached by its name in capitals with `_` for other characters (`LAYA_BACKENDS__GPU_BOX__WEIGHT=3`). Booleans are true,
 yes, on, 1 or false, no, off, 0, in any case. A variable with two underscores that means no setting is refused. Other variables
 that begin with `LAYA_` are left alone: an unrelated package uses some.
 
@@ -109,7 +109,7 @@ def _yaml_field(field: Field, indent: str, in_example: bool) -> list[str]:
     if isinstance(field.shape, Fields):
         return lines + _yaml_fields(inner, indent + "  ", in_example)
     if field.name == "engines":  # the keys have just been shown
-        return [*lines, f"{indent}  # small: {{model: models/small.gguf, max_seq_len: 2048}}    (any keys of inference)"]
+        return [*lines, f"{indent}  # small: {{model: models/small.gguf, max_seq_len: 2048}}    (any keys above)"]
     example = _yaml_entry(field, inner, indent + "  ")
     return lines + (example if in_example else ["#" + line for line in example])
 
@@ -172,9 +172,6 @@ def write_page() -> str:
     parts = [PAGE_HEAD, *(f"| {code} | {text} |\n" for code, text in MEANINGS.items()), PAGE_SETTINGS]
     for field in config_shape().fields.values():
         parts.append(f"\n### `{field.name}`\n\n{_sentence(field.shape.description)}\n")
-        if field.name == "engines":
-            parts.append("\nThe keys of each are those of `inference`.\n")
-            continue
         parts.append("\n| key | default | allowed | meaning |\n|---|---|---|---|\n")
         parts += [f"| `{key}` | {default} | {words} | {meaning} |\n" for key, default, words, meaning in _rows(field, "")]
     return "".join(parts)
@@ -196,6 +193,8 @@ def _rows(field: Field, path: str) -> list[tuple[str, str, str, str]]:
         default = "required" if field.required else "`[]`"
         rows.append((path, default, _cell(allowed(field.shape)), _cell(field.shape.description)))
         path += "[]"
+    elif field.name == "engines":  # the keys of each are those just told
+        return [(path, "`{}`", "a map of names to such keys", _cell(field.shape.description))]
     elif isinstance(field.shape, Entries):
         path += ".NAME"
     for below in inner.fields.values():

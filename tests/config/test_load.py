@@ -142,7 +142,9 @@ def test_a_missing_file_is_named():
         ("inference: {gpu_memory_utilization: 1.5}", ["inference.gpu_memory_utilization: found 1.5", "above 0 up to 1"]),
         ("inference: {swap_space: 1073741824}", ["inference.swap_space: found 1073741824", "GiB", "to 16TiB"]),
         ("inference: {watchdog: {soft: 0.98}}", ["inference.watchdog.soft: found 0.98, not below hard"]),
-        ("inference: {}\nengines:\n  a: {}", ["laya.yaml:2: engines: found both inference and engines"]),
+        ("inference:\n  model: m.gguf\n  engines: {a: {}}", ["laya.yaml:2: inference.model: found model beside engines"]),
+        ("inference:\n  engines:\n    a: {watchdog: {soft: 0.99}}", ["laya.yaml:3: inference.engines.a.watchdog.soft"]),
+        ("engines:\n  a: {}", ["laya.yaml:1: engines: unknown key"]),
         ("backends:\n  b: {url: 'ftp://x'}", ["laya.yaml:2: backends.b.url: found a value that is not shown", "http://"]),
         ("backends:\n  b: {}", ["laya.yaml:2: backends.b: found neither url nor command"]),
         ("backends:\n  b: {url: 'http://h:99999/'}", ["backends.b.url: found a port that is none"]),
@@ -187,11 +189,12 @@ def test_two_names_for_one_key_are_refused_and_two_keys_of_one_name():
 
 
 def test_engines_are_targets_and_local_means_the_first():
-    config = loads("engines:\n  small: {model: s.gguf}\n  large: {model: l.gguf, name: big}\nroutes: [{match: x, to: local}]")
+    engines = "inference:\n  engines:\n    small: {model: s.gguf}\n    large: {model: l.gguf, name: big}\n"
+    config = loads(engines + "routes: [{match: x, to: local}]")
     assert list(config.engines_by_name()) == ["small", "large"]
     assert config.engine_target(LOCAL) == "small" and config.engine_target("large") == "large"
     assert config.engine_target("other") is None
-    assert [served_name(e) for e in config.engines.values()] == ["s", "big"]
+    assert [served_name(e) for e in config.engines_by_name().values()] == ["s", "big"]
 
 
 def test_an_open_address_without_keys_is_noticed():

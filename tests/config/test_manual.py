@@ -53,7 +53,7 @@ def test_laya_yaml_shows_every_key():
     def walk(shape, node, path):
         if isinstance(shape, Items | Entries):
             inner = shape.item if isinstance(shape, Items) else shape.value
-            if isinstance(inner, Fields) and path != "engines":
+            if isinstance(inner, Fields) and path != "inference.engines":
                 walk(inner, node.value[0] if isinstance(shape, Items) else next(iter(node.value.values())), path + "[]")
         elif isinstance(shape, Fields):
             for name, field in shape.fields.items():

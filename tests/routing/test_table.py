@@ -98,7 +98,7 @@ def test_without_routes_everything_goes_to_the_engine():
 
 
 def test_engines_are_routable_by_id_and_by_name_and_a_rule_for_the_same_name_wins():
-    head = "engines:\n  small: {model: s.gguf}\n  large: {model: l.gguf}\nbackends: {b: {url: 'http://h:1'}}\n"
+    head = "inference: {engines: {small: {model: s.gguf}, large: {model: l.gguf}}}\nbackends: {b: {url: 'http://h:1'}}\n"
     compiled = table("- {name: mine, match: large, to: b}\n", head)
     assert compiled.names() == ["large", "s", "l", "small"]
     assert routed(compiled, "large") == "mine" and compiled.match("large").targets[0].backend == "b"
@@ -112,14 +112,14 @@ def test_a_rule_for_an_engines_public_id_wins():
 
 
 def test_ids_that_the_engines_report_replace_those_of_the_files():
-    config = loads("engines:\n  small: {model: s.gguf}\n  large: {model: l.gguf}\n")
+    config = loads("inference: {engines: {small: {model: s.gguf}, large: {model: l.gguf}}}\n")
     compiled = RouteTable.compile(config, {"Small-1B": "small", "Large-8B": "large"})
     assert compiled.match("Large-8B").targets[0].backend == "large" and compiled.names()[:2] == ["Small-1B", "Large-8B"]
     assert RouteTable.compile(loads(""), ["smol"]).match("smol").targets[0].backend == LOCAL
 
 
 def test_local_means_the_first_of_several_engines():
-    compiled = table("- {match: x, to: local}\n", "engines:\n  small: {model: s.gguf}\n  large: {model: l.gguf}\n")
+    compiled = table("- {match: x, to: local}\n", "inference: {engines: {small: {model: s.gguf}, large: {model: l.gguf}}}\n")
     assert compiled.match("x").targets[0].backend == "small"
 
 

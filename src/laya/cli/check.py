@@ -6,7 +6,7 @@ import argparse
 import os
 
 from laya.cli import exits
-from laya.config import Config, InferenceConfig, load, served_name
+from laya.config import DEFAULT_MODEL, Config, EngineConfig, load, served_name
 from laya.config.notices import notices
 from laya.routing.table import RouteTable
 
@@ -53,5 +53,5 @@ def missing_models(config: Config) -> list[str]:
     ]
 
 
-def _hint(engine: InferenceConfig) -> str:
-    return "; bring it with: laya pull default" if engine.model == InferenceConfig().model else ""
+def _hint(engine: EngineConfig) -> str:
+    return "; bring it with: laya pull default" if engine.model == DEFAULT_MODEL else ""

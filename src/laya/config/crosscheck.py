@@ -7,7 +7,7 @@ conflicts (two patterns for one name) are found by `routing/table.py`. Pure.
 from __future__ import annotations
 
 from laya.config.node import Node, Path, nearest
-from laya.config.structs import LOCAL, BackendConfig, Config, InferenceConfig, RouteConfig, TargetConfig
+from laya.config.structs import LOCAL, BackendConfig, Config, EngineConfig, RouteConfig, TargetConfig
 
 
 def crosscheck(config: Config, root: Node) -> None:
@@ -24,19 +24,21 @@ def _refuse(root: Node, path: Path, found: str, allowed: str) -> None:
 
 
 def _engines(config: Config, root: Node) -> None:
-    if config.inference is not None and config.engines:
-        _refuse(root, ("engines",), "both inference and engines", "one of them: inference for one model, engines for several")
-    for name in config.engines:
+    several = config.inference.engines if config.inference else {}
+    beside = [key for key in root.at(("inference",)).value or () if key != "engines"] if several else []
+    if beside:
+        allowed = "engines alone, each with its own keys; or one model"
+        _refuse(root, ("inference", beside[0]), f"{beside[0]} beside engines", allowed)
+    for name in several:
         if name in config.backends:
             _refuse(root, ("backends", name), f"a backend of the same name as the engine {name}", "a name of its own")
     if LOCAL in config.backends:
         _refuse(root, ("backends", LOCAL), "a backend called local", "another name: local is the in-process engine")
-    single = [(("inference",), config.inference)] if config.inference else []
-    for path, engine in single + [(("engines", name), engine) for name, engine in config.engines.items()]:
-        _engine(engine, path, root)
+    for name, engine in config.engines_by_name().items():
+        _engine(engine, ("inference", "engines", name) if several else ("inference",), root)
 
 
-def _engine(engine: InferenceConfig, path: Path, root: Node) -> None:
+def _engine(engine: EngineConfig, path: Path, root: Node) -> None:
     mark = engine.watchdog
     if mark.soft >= mark.hard:
         _refuse(root, (*path, "watchdog", "soft"), f"{mark.soft}, not below hard", f"a number below {mark.hard}")

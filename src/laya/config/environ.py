@@ -15,7 +15,7 @@ from laya.config.shape import Entries, Fields, Items, Scalar, Shape
 from laya.errors import ConfigError
 
 PREFIX = "LAYA_"
-TOP_LEVEL = {"LAYA_ROUTES": "routes", "LAYA_BACKENDS": "backends", "LAYA_ENGINES": "engines"}
+TOP_LEVEL = {"LAYA_ROUTES": "routes", "LAYA_BACKENDS": "backends"}
 
 # $${ is a literal ${; the rest is ${NAME} or ${NAME:-default}, and a ${ that is neither is refused.
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\})?")

@@ -1,10 +1,10 @@
-"""Structs of the section `inference` (and of each entry of `engines`): a model in this process. Data only."""
+"""Structs of the section `inference`: the model of this process, or several in `inference.engines`. Data only."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from laya.config.section import GIB, MIB, TIB, Section, about, size
+from laya.config.section import GIB, MIB, TIB, Name, Section, about, size
 
 DEFAULT_MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 _DAY_S = 86_400
@@ -20,7 +20,7 @@ class WatchdogConfig(Section, kw_only=True):
     gpu_temperature_c: Annotated[float, about("degrees at which nothing new is admitted", ge=30, le=120)] = 90.0
 
 
-class InferenceConfig(Section, kw_only=True):
+class EngineConfig(Section, kw_only=True):
     """One model, and what it may use."""
 
     engine: Annotated[
@@ -85,3 +85,12 @@ class InferenceConfig(Section, kw_only=True):
               ge=2, le=255),
     ] = None  # fmt: skip
     watchdog: Annotated[WatchdogConfig, about("when to protect the machine")] = WatchdogConfig()
+
+
+class InferenceConfig(EngineConfig, kw_only=True):
+    """One model, or several under `engines` and nothing beside them."""
+
+    engines: Annotated[
+        dict[Name, EngineConfig],
+        about("several models instead of one, each with the keys above and a target of its name; one shared limit"),
+    ] = {}

@@ -26,7 +26,7 @@ DEFAULT_PATH = "laya.yaml"
 def load(path: str | None = None, environ: Mapping[str, str] | None = None) -> Config:
     """Read `path`; without one ./laya.yaml if it is there, else the built-in defaults. `environ` defaults to the process's.
 
-    A configuration with neither `inference` nor `engines` nor `backends` gets the embedded model.
+    A configuration with neither `inference` nor `backends` gets the embedded model.
     """
     environ = os.environ if environ is None else environ
     source = path if path is not None else DEFAULT_PATH if os.path.exists(DEFAULT_PATH) else None
@@ -48,7 +48,7 @@ def _from_tree(root: Node, environ: Mapping[str, str], source: str | None) -> Co
     apply_overrides(root, shape, environ)
     expand_references(root, environ)
     config: Config = build(root, shape)
-    if config.inference is None and not config.engines and not config.backends:
+    if config.inference is None and not config.backends:
         config = msgspec.structs.replace(config, inference=InferenceConfig())
     config = msgspec.structs.replace(config, source=source)
     crosscheck(config, root)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-from laya.config.inference import DEFAULT_MODEL, InferenceConfig, WatchdogConfig
+from laya.config.inference import DEFAULT_MODEL, EngineConfig, InferenceConfig, WatchdogConfig
 from laya.config.section import Name, Section, about
 from laya.config.server import (
     AuthConfig,
@@ -25,9 +25,9 @@ from laya.config.server import (
 from laya.config.targets import BackendConfig, ClassifyRule, RouteConfig, TargetConfig, WhenConfig
 
 __all__ = [
-    "DEFAULT_MODEL", "LOCAL", "AuthConfig", "BackendConfig", "CacheConfig", "ClassifyRule", "Config", "InferenceConfig",
-    "KeyConfig", "RedactConfig", "ResponsesConfig", "RouteConfig", "RouterConfig", "ServerConfig", "StagesConfig",
-    "TargetConfig", "TlsConfig", "WatchdogConfig", "WhenConfig", "served_name",
+    "DEFAULT_MODEL", "LOCAL", "AuthConfig", "BackendConfig", "CacheConfig", "ClassifyRule", "Config", "EngineConfig",
+    "InferenceConfig", "KeyConfig", "RedactConfig", "ResponsesConfig", "RouteConfig", "RouterConfig", "ServerConfig",
+    "StagesConfig", "TargetConfig", "TlsConfig", "WatchdogConfig", "WhenConfig", "served_name",
 ]  # fmt: skip
 
 LOCAL = "local"  # the target name of the in-process engine
@@ -42,18 +42,16 @@ class Config(Section, kw_only=True):
     backends: Annotated[dict[Name, BackendConfig], about("other servers to send to, by name; `local` needs no entry")] = {}
     routes: Annotated[tuple[RouteConfig, ...], about('rules from model names to targets; none: {match: "*", to: local}')] = ()
     stages: Annotated[StagesConfig, about("redaction, cache and stages of your own")] = StagesConfig()
-    inference: Annotated[InferenceConfig | None, about("the model in this process, called `local` in routes")] = None
-    engines: Annotated[
-        dict[Name, InferenceConfig],
-        about("several models instead of `inference`, each a target of its name; one shared budget"),
-    ] = {}
+    inference: Annotated[
+        InferenceConfig | None, about("the model in this process, called `local` in routes; or several, called by their names")
+    ] = None
     source: Annotated[str | None, about("path of the file that was read, or null", hidden=True)] = None
 
-    def engines_by_name(self) -> dict[str, InferenceConfig]:
+    def engines_by_name(self) -> dict[str, EngineConfig]:
         """In-process engines by target name, in the order written: ``{"local": ...}`` for the single form."""
-        if self.engines:
-            return dict(self.engines)
-        return {} if self.inference is None else {LOCAL: self.inference}
+        if self.inference is None:
+            return {}
+        return dict(self.inference.engines) or {LOCAL: self.inference}
 
     def engine_target(self, backend: str) -> str | None:
         """The engine that a target's `backend` means, or None when it is no engine.
@@ -71,7 +69,7 @@ class Config(Section, kw_only=True):
         return os.path.join(folder, os.path.expanduser(text))
 
 
-def served_name(engine: InferenceConfig) -> str:
+def served_name(engine: EngineConfig) -> str:
     """The public id of an engine's model: `name`, else the file's or folder's name without .gguf."""
     if engine.name:
         return engine.name

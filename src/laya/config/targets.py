@@ -11,7 +11,9 @@ MAX_RULE_CHARS = 256
 _DAY_S = 86_400
 _MATCH = rf"[^\x00-\x1f\x7f]{{1,{MAX_RULE_CHARS}}}"
 _PATH = r"/[!-~]*"
-_URL = r"https?://[^\s/?#]+[^\s?#]*|unix:/[^\s?#]+"
+# Paths are sent as they are, so they must be ASCII; credentials belong in `key`.
+_URL = r"https?://[^\s/?#@]+(?:/[!\x22$->A-~]*)?|unix:/[^\s?#]+"
+_HEADER = r"(?i)(?!(?:host|connection|content-length|transfer-encoding)$)[a-z0-9!#$%&'*+.^_`|~-]{1,128}"
 _HEADER_VALUE = r"[ -~]{0,4096}"
 API_NAMES = (
     "chat", "completions", "responses", "messages", "embeddings", "rerank", "score", "moderations", "systemone", "audio",
@@ -58,7 +60,7 @@ class BackendConfig(Section, kw_only=True):
     idle_timeout_s: Annotated[float, about("longest silence within an answer", gt=0, le=_DAY_S)] = 120.0
     headers: Annotated[
         dict[
-            Annotated[str, about("header", pattern=r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", form="a header name")],
+            Annotated[str, about("header", pattern=_HEADER, form="a header name; not host, connection or one of the framing")],
             Annotated[str, about("value", pattern=_HEADER_VALUE, form="one line of visible ASCII", secret=True)],
         ],
         about("headers added to each request"),
@@ -78,7 +80,7 @@ class BackendConfig(Section, kw_only=True):
 class TargetConfig(Section, kw_only=True):
     """One place a route may send to. In the file a bare name is enough."""
 
-    backend: Annotated[str, about("a name of `backends` or `engines`, or `local`", example="gpu-box")]
+    backend: Annotated[str, about("a name of `backends` or `inference.engines`, or `local`", example="gpu-box")]
     model: Annotated[str | None, about("the model name sent there; null: what the client asked for", example="qwen3-8b")] = None
     weight: Annotated[float | None, about("share under `weighted`; null: the backend's own", gt=0, le=1000)] = None
 

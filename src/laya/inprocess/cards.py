@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from laya.config import InferenceConfig
+from laya.config import EngineConfig
 from laya.schema.generation import ModelCard
 
 Loaded = tuple[Any, Any, ModelCard]  # runner, tokenizer, card
 
 
-def with_settings(load: Callable[[], Loaded], settings: InferenceConfig) -> Callable[[], Loaded]:
+def with_settings(load: Callable[[], Loaded], settings: EngineConfig) -> Callable[[], Loaded]:
     """`load`, and then the card with how tool calls are written and how decisions are made."""
 
     def loaded() -> Loaded:

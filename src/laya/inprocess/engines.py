@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from laya import dependencies
-from laya.config import Config, InferenceConfig, served_name
+from laya.config import Config, EngineConfig, served_name
 from laya.engine.backend import EngineBackend
 from laya.engine.heap import loaded_tightly
 from laya.engine.machine import Memory, host_memory
@@ -51,7 +51,7 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _choose(settings: InferenceConfig, device: str, log: Log) -> None:
+def _choose(settings: EngineConfig, device: str, log: Log) -> None:
     """Refuse an engine that this machine cannot run, saying what `auto` would do."""
     if settings.engine == "nano-vllm":
         missing = []

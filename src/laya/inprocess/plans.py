@@ -11,7 +11,7 @@ import os
 import msgspec
 
 from laya import dependencies
-from laya.config import DEFAULT_MODEL, Config, InferenceConfig
+from laya.config import DEFAULT_MODEL, Config, EngineConfig
 from laya.engine.budget import Plan, PlanSettings, Shared, plan, shape_of
 from laya.engine.machine import Memory
 from laya.errors import StartError
@@ -34,7 +34,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     """One engine's plan and what it was made from. `shrunk` are the settings that `fit: shrink` has changed."""
 
     name: str
-    settings: InferenceConfig
+    settings: EngineConfig
     path: str
     description: dict
     plan: Plan
@@ -54,7 +54,7 @@ def plan_engines(config: Config, machine: Machine) -> list[EnginePlan]:
     return made
 
 
-def model_path(config: Config, settings: InferenceConfig) -> str:
+def model_path(config: Config, settings: EngineConfig) -> str:
     path = os.path.join(os.path.dirname(config.source) if config.source else "", settings.model)
     if not os.path.exists(path):
         mend = "bring it with: laya pull default" if settings.model == DEFAULT_MODEL else "see inference.model"
@@ -62,7 +62,7 @@ def model_path(config: Config, settings: InferenceConfig) -> str:
     return path
 
 
-def _plan_one(name: str, settings: InferenceConfig, config: Config, machine: Machine, before: list[EnginePlan]) -> EnginePlan:
+def _plan_one(name: str, settings: EngineConfig, config: Config, machine: Machine, before: list[EnginePlan]) -> EnginePlan:
     try:
         from laya.model.describe import describe
     except ImportError as exc:  # a package of a version that lacks a name we need
@@ -84,7 +84,7 @@ def _plan_one(name: str, settings: InferenceConfig, config: Config, machine: Mac
     )  # fmt: skip
 
 
-def _wanted(settings: InferenceConfig, config: Config, machine: Machine, before: list[EnginePlan]) -> PlanSettings:
+def _wanted(settings: EngineConfig, config: Config, machine: Machine, before: list[EnginePlan]) -> PlanSettings:
     return PlanSettings(
         device=machine.device,
         device_memory=machine.card or machine.host,
