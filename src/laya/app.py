@@ -86,6 +86,8 @@ async def _serve(config: Config, role: str, log: Log) -> int:
     table = RouteTable.compile(config, engine_ids)
     loopback = _is_loopback(config.server.host)
     journal = open_journal(config, loop.call_soon_threadsafe)
+    if config.router.mode == "shared":
+        log.event("warning", "table_not_shared", text="router.mode shared keeps the table in this process for now")
     sessions = open_sessions(config.router, journal, loop.call_later)
     clock.add(sessions)
     store = ResponseStore(max_bytes=config.router.responses.max_bytes, ttl_s=config.router.responses.ttl_s, journal=journal)

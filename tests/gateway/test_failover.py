@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
 import json
 import random
@@ -12,6 +13,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from laya.config import BackendConfig
+from laya.net.clock import Clock
+from laya.net.pool import Pool
 from raw import post, read_all
 from scripted_upstream import SSE_HEAD, Close, Hold, Reset, ScriptedUpstream, Sleep, answer, chunked, completion, delta
 from server import Laya, running
@@ -292,3 +296,42 @@ def test_the_routes_own_cap_sends_long_prompts_to_the_fallback_or_refuses_them(s
         code, body, _ = laya.chat(model, "word " * 1000)
         assert code == 400 and body["error"]["code"] == "context_length_exceeded" and str(limit) in body["error"]["message"]
     assert len(a.asked) == 1
+
+
+class Heard:
+    """A call's listener that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+        self.told: list = []
+
+    def on_upstream_head(self, response) -> None:
+        self.told.append(response.status)
+        self.over.set()
+
+    def on_upstream_failure(self, failure, message: str) -> None:
+        self.told.append(failure.value)
+        self.over.set()
+
+
+@pytest.mark.parametrize("dead_first", [True, False])
+def test_a_name_with_a_dead_address_is_reached_by_its_other_one(dead_first):
+    """(case 44)"""
+
+    async def main(port: int) -> list:
+        loop = asyncio.get_running_loop()
+
+        async def getaddrinfo(host, number, **_):
+            places = [("127.0.0.2", port), ("127.0.0.1", port)] if dead_first else [("127.0.0.1", port), ("127.0.0.2", port)]
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places]
+
+        loop.getaddrinfo = getaddrinfo
+        pool = Pool("b", BackendConfig(url=f"http://two.example:{port}/v1"), Clock(loop, lambda stall: None), loop)
+        heard = Heard()
+        pool.submit(heard, b"POST", b"POST /v1/x HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n\r\n", b"{}")
+        await asyncio.wait_for(heard.over.wait(), 10)
+        pool.close()
+        return heard.told
+
+    with ScriptedUpstream(good) as upstream:
+        assert asyncio.run(main(upstream.port)) == [200]
