@@ -231,9 +231,17 @@ def test_wrong_requests_name_the_member(translating, backend):
     assert status == 400 and "max_tokens" in json.loads(raw)["error"]["message"]
 
 
-def test_a_limit_that_the_backend_finds_too_high_is_left_away(claude, backend):
+@pytest.mark.parametrize(
+    "message",
+    [
+        "`max_tokens` must be at most 4096",
+        "This model's maximum context length is 4096 tokens. However, you requested 8010 tokens (10 in the messages, 8000 in the "
+        "completion).",
+    ],
+)
+def test_a_limit_that_the_backend_finds_too_high_is_left_away(claude, backend, message):
     """(case 26)"""
-    refused = {"error": {"message": "`max_tokens` must be at most 4096"}}
+    refused = {"error": {"message": message}}
     backend.upstream.script = lambda asked: [
         answer(refused, "400 Bad Request") if "max_tokens" in asked.json() else answer(completion("fits"))
     ]

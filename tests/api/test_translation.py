@@ -153,6 +153,12 @@ def test_a_last_frame_without_its_blank_line_counts():
     assert answer.ending.reason == "stop"
 
 
+def test_a_server_that_gives_no_reason_but_says_done_has_ended():
+    answer = ChatAnswer()
+    answer.read_stream(sse(delta(content="a"), "[DONE]"))
+    assert answer.ending == Ending("stop")
+
+
 def test_what_stops_in_the_middle_has_no_ending():
     answer = ChatAnswer()
     answer.read_stream(sse(delta(content="a")))

@@ -14,11 +14,11 @@ from laya.errors import BadUpstream, InvalidRequest, LayaError, PayloadTooLarge
 from laya.gateway.api.answer import Answer
 from laya.gateway.api.chat_answer import ChatAnswer, read_error
 from laya.gateway.api.pieces import Piece
-from laya.gateway.dispatch import retry_after_of
+from laya.gateway.dispatch import MAX_RETRY_AFTER_S, retry_after_of
 from laya.gateway.exchange import DONE, JSON_LINE, STREAMING, WAITING
 from laya.gateway.local import KEEP_ALIVE_S, SSE_LINES
 from laya.gateway.native_proxy import NativeProxy
-from laya.gateway.proxy import HINTED_STATUS, REQUEST_DROP, ProxyExchange, outcome_of_status
+from laya.gateway.proxy import HINTED_STATUS, REQUEST_DROP, ProxyExchange, hop_names, is_stream, outcome_of_status
 from laya.gateway.translation import COUNTS, WORK_ON_LOOP, Translation
 from laya.schema.codec import encode_members
 from laya.wire.reply import open_request_head
@@ -35,7 +35,8 @@ BYTES_PER_TOKEN = 3.5
 # What the client's head says for its own API and hop only.
 _ITS_OWN = (b"anthropic-", b"x-stainless-", b"openai-", b"x-codex-")
 _SAID_ANEW = frozenset({b"accept", b"accept-encoding", b"content-type", b"content-encoding"})
-_CAP = re.compile(r"max_(?:completion_)?tokens")
+# How servers name the limit on the answer when it and the prompt are too much together.
+_CAP = re.compile(r"max_(?:completion_)?tokens|in the completion")
 
 
 class TranslatedProxy(NativeProxy):
@@ -133,7 +134,7 @@ class TranslatedProxy(NativeProxy):
         if self._translation is None:
             return super()._head_for(target)
         request, backend = self.request, target.backend_state
-        drop = REQUEST_DROP | backend.header_names | _SAID_ANEW
+        drop = REQUEST_DROP | backend.header_names | _SAID_ANEW | hop_names(request)
         headers = [pair for pair in request.headers if pair[0] not in drop and not pair[0].startswith(_ITS_OWN)]
         accept = b"text/event-stream" if self._translation.stream else b"application/json"
         headers += [(b"content-type", b"application/json"), (b"accept", accept), (b"accept-encoding", b"identity")]
@@ -169,7 +170,7 @@ class TranslatedProxy(NativeProxy):
         self.status = status
         self._retry_after = retry_after_of(response.fields, time()) if status in HINTED_STATUS else None
         self._encoding = response.fields.get(b"content-encoding", b"identity")
-        self._sse = status < 400 and response.fields.get(b"content-type", b"").startswith(b"text/event-stream")
+        self._sse = status < 400 and is_stream(response)
         if self._sse and self._answer.stream:
             self._begin()
         if response.body is not None:
@@ -231,8 +232,8 @@ class TranslatedProxy(NativeProxy):
             ProxyExchange._send(self, self._target)
             return
         if self.status in HINTED_STATUS:
-            error.retry_after = 1.0 if self._retry_after is None else self._retry_after
-        raise error
+            error.retry_after = 1.0 if self._retry_after is None else min(self._retry_after, MAX_RETRY_AFTER_S)
+        self.fail(error, outcome_of_status(error.status))
 
     def _end_translated(self, pieces: list[Piece]) -> None:
         chat, answer = self._chat, self._answer
@@ -302,7 +303,7 @@ class TranslatedProxy(NativeProxy):
     def fail(self, error: LayaError, outcome: str | None = None) -> None:
         if self.call is not None:
             self.call.cancel()  # it may still be under way where its answer could not be read
-        super().fail(error, outcome or outcome_of_status(error.status))
+        super().fail(error, outcome)
 
     def _cut_off(self, error: LayaError) -> None:
         if self._translation is not None:

@@ -91,14 +91,16 @@ class ChatAnswer:
 
     @property
     def whole(self) -> bool:
-        return self._reason is not None
+        return self._reason is not None or self.ended
 
     @property
     def ending(self) -> Ending:
         """Raises BadUpstream when the answer stopped in the middle."""
-        if self._reason is None:
+        if not self.whole:
             raise BadUpstream("The backend ended its stream before the answer was complete.")
-        reason = "tool_calls" if self._calls and self._reason == "stop" else self._reason
+        reason = self._reason or "stop"
+        if self._calls and reason == "stop":
+            reason = "tool_calls"
         return Ending(reason, self._stop_match, self._usage)
 
     def read_stream(self, data: bytes) -> list[Piece]:
