@@ -35,12 +35,12 @@ STEPS = [
 ]  # fmt: skip
 
 
-def settings(url: str, name: str, folder: Path, *, tools: bool) -> None:
+def settings(url: str, name: str, folder: Path, *, tools: bool, more: str = "") -> None:
     """A config.toml of its own in `folder`."""
     text = (
         f'model = "{name}"\nmodel_provider = "local"\nmodel_context_window = {SMALL_WINDOW}\n'
         f'[model_providers.local]\nname = "local"\nbase_url = "{url}/v1"\nenv_key = "LOCAL_KEY"\nwire_api = "responses"\n'
-        "request_max_retries = 0\nstream_max_retries = 0\n"
+        f"request_max_retries = 0\nstream_max_retries = 0\n{more}"
     )
     if tools:
         text += f'[mcp_servers.calc]\ncommand = "{sys.executable}"\nargs = ["{ROOT / "tools" / "calc_mcp.py"}"]\n'
@@ -62,13 +62,13 @@ def texts(events: list[dict]) -> list[str]:
     return [item["text"] for item in items if item.get("type") == "agent_message"]
 
 
-def play(binary: str, steps: list[Step]) -> tuple[ChatModel, int, list[dict], str]:
+def play(binary: str, steps: list[Step], more: str = "") -> tuple[ChatModel, int, list[dict], str]:
     model = ChatModel(steps)
     with tempfile.TemporaryDirectory() as name, ScriptedUpstream(model) as upstream:
         folder = Path(name)
         backend = {"up": {"url": upstream.url, "health": None}}
         with laya({"backends": backend, "routes": [{"name": "all", "match": "*", "to": "up"}]}, folder, "router") as url:
-            settings(url, "scripted", folder, tools=True)
+            settings(url, "scripted", folder, tools=True, more=more)
             return model, *codex(binary, folder, "Do it.", [], 120)
 
 
@@ -99,6 +99,15 @@ def too_long(binary: str) -> bool:
     ])  # fmt: skip
 
 
+def websocket(binary: str) -> bool:
+    """A client that would rather have a websocket comes back with a POST at once."""
+    model, code, events, errors = play(binary, [Step("By post.")], "supports_websockets = true\n")
+    return all([
+        check("a client that asks for a websocket is served", code == 0 and "By post." in str(texts(events)), errors[-1500:]),
+        check("by one request", len(model.asked) == 1, len(model.asked)),
+    ])  # fmt: skip
+
+
 def small(binary: str) -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -124,7 +133,7 @@ def main() -> None:
         sys.exit("codex is not there: npm install --prefix DIR @openai/codex, then --codex DIR/node_modules/.bin/codex")
     version = subprocess.run([arguments.codex, "--version"], capture_output=True, text=True, timeout=60, check=False)
     print(version.stdout.strip())
-    runs = [small] if arguments.small else [scripted, too_long]
+    runs = [small] if arguments.small else [scripted, too_long, websocket]
     good = [run(arguments.codex) for run in runs]
     sys.exit(0 if all(good) else 1)
 
