@@ -58,10 +58,10 @@ def measure(quick: bool) -> dict[str, Any]:
         directory = Path(folder)
         figures: dict[str, Any] = {
             "machine": {**machine.describe(), "sqlite": sessions.sqlite_version(), "laya": sessions.laya_version()},
-            "decision": {**decision.decisions(rounds), **decision.eviction(rounds)},
+            "decision": {**decision.decisions(rounds), **decision.steered(rounds), **decision.eviction(rounds)},
             "modes": sessions.modes(directory, count),
             "storm": sessions.storm(directory, count),
-            "kept_after_kill": sessions.kept_after_kill(directory, count // 4),
+            "kept_after_kill": sessions.kept_after_kill(directory, count),
         }
     figures["ratios"] = ratios(figures)
     return figures

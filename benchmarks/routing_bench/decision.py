@@ -13,7 +13,9 @@ from laya.config import loads
 from laya.gateway.backends import Backend
 from laya.gateway.models import ModelList
 from laya.gateway.selection import Selection
+from laya.gateway.steering import Steering, Way
 from laya.routing.sessions.hot import HotTable
+from laya.routing.sessions.store import MemorySessions
 from laya.routing.table import RouteTable
 from laya.schema.fields import read_routing
 
@@ -105,6 +107,45 @@ def _over(small: RouteTable, large: RouteTable, rounds: int, *, seen: bool) -> f
         sides.append((decide, asked))
     costs = [[median(each_ns(decide, asked)) for decide, asked in sides] for _ in range(rounds)]
     return min(cost[1] for cost in costs) / min(cost[0] for cost in costs)
+
+
+STEERED = """
+backends: {b0: {url: "http://h0:1"}, b1: {url: "http://h1:1"}, b2: {url: "http://h2:1"}, b3: {url: "http://h3:1"}}
+routes:
+- {name: session, match: session, to: [b0, b1, b2, b3], policy: session}
+- {name: prefix, match: prefix, to: [b0, b1, b2, b3], policy: prefix}
+- name: classify
+  match: classify
+  classify:
+  - {to: b0, when: {max_prompt_tokens: 800, any_words: [keywords, extract, reformat], no_code: true}}
+  - {to: b1}
+"""
+PROMPT = "Please summarise the following notes in three sentences, and name the people in them. " * 4
+
+
+def steered(rounds: int) -> dict[str, float]:
+    """The policies that look at the request itself, on bodies of about 500 bytes; members are decoded anew for each."""
+    compiled = RouteTable.compile(loads(STEERED))
+    gateway = SimpleNamespace(selection=selection(compiled), dispatch=lambda *_: None)
+    steering = Steering(gateway, MemorySessions(100_000))
+    figures = {}
+    for kind in compiled.routes:
+        bodies = [
+            b'{"model":"%b","messages":[{"role":"user","content":"%b %d"}]}' % (kind.encode(), PROMPT.encode(), n % 500)
+            for n in range(2000)
+        ]
+
+        def decide(found, route=compiled.routes[kind], kind=kind) -> None:
+            plan = SimpleNamespace(key=None, target=None, session=b"s" + found[0][-8:], api="chat")
+            steering.steer(Way(None, None, found[0], plan, found[1], kind, route))
+
+        spent = []
+        for _ in range(rounds):
+            spent.append(each_ns(decide, [(body, read_routing(body)) for body in bodies]))
+        best = min(spent, key=lambda found: found[len(found) // 2])
+        figures[f"{kind}_us_p50"] = percentile(best, 50) / 1000
+        figures[f"{kind}_us_p99"] = percentile(best, 99) / 1000
+    return figures
 
 
 def eviction(rounds: int) -> dict[str, float]:
