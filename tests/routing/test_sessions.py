@@ -388,6 +388,20 @@ def test_what_waits_for_a_dead_disk_is_bounded(tmp_path, monkeypatch):
     assert not journal.stop(10), "it says that something was lost"
 
 
+def test_a_value_that_no_database_takes_is_given_up_alone(table):
+    """(case 23) A lone surrogate, a number beyond 64 bits: the others reach the disk, and the thread lives on."""
+    made = table()
+    told = []
+    insert = "INSERT INTO sessions VALUES (?, ?, ?)"
+    for n, (target, used) in enumerate([("a", 1), ("\ud800", 1), ("b", 2**70), ("c", 1)]):
+        made.journal.write(n, insert, (key(n), target, used), lambda rows, n=n: told.append((n, rows)))
+    assert made.wait(lambda: len(told) == 4) and sorted(told, key=str) == [(0, 1), (1, None), (2, None), (3, 1)]
+    made.journal.read("SELECT ?", ("\ud800",), told.append)
+    assert made.wait(lambda: len(told) == 5) and told[4] is None
+    assert made.find(key(3)) == "c" and made.find(key(1)) is None
+    assert made.journal.status()["errors"] == {"refused": 3} and made.journal.state == "ok"
+
+
 def test_the_schema_is_what_the_check_expects(tmp_path):
     database = Database(str(tmp_path / "s.sqlite"))
     assert database.open() == ""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-import time
 from collections.abc import Sequence
 
 VERSION = 1  # of the schema below, in `user_version`
@@ -195,6 +194,11 @@ def kind_of(error: BaseException) -> str:
     return kind
 
 
+def is_lasting(error: BaseException) -> bool:
+    """The file cannot be used just now, whatever is asked of it; else it is the statement or its values that are at fault."""
+    return isinstance(error, sqlite3.Error | OSError | Unusable) and kind_of(error) != "error"
+
+
 _KINDS = {
     sqlite3.SQLITE_BUSY: "locked",
     sqlite3.SQLITE_LOCKED: "locked",
@@ -207,8 +211,3 @@ _KINDS = {
     sqlite3.SQLITE_FULL: "full",
     sqlite3.SQLITE_IOERR: "io",
 }
-
-
-def now_stamp() -> int:
-    """Seconds since 1970, for `used`."""
-    return int(time.time())

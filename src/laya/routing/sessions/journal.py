@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from laya.config import Config
-from laya.routing.sessions.database import Database, Unusable
+from laya.routing.sessions.database import Database, Unusable, is_lasting
 
 # Writes kept while the disk does not take them: minutes of a busy router's new sessions; then the oldest are given up.
 MAX_PENDING = 65_536
@@ -203,8 +203,11 @@ class Journal:
         if self._database.is_open:
             try:
                 rows = self._database.rows(sql, params)
-            except sqlite3.Error as error:
-                self._failed(error)
+            except Exception as error:
+                if is_lasting(error):
+                    self._failed(error)
+                else:
+                    self._count("refused")  # of this question alone, such as text that is no Unicode
         self._tell([(done, rows)])
 
     def _flush(self) -> None:
@@ -214,13 +217,33 @@ class Journal:
         gathered = self._gathered
         try:
             counts = self._database.commit([(writes[-1].sql, writes[-1].params) for writes in gathered.values()])
-        except sqlite3.Error as error:
-            self._failed(error)
+        except Exception as error:
+            if is_lasting(error):
+                self._failed(error)
+            else:
+                self._one_by_one()
             return
         self._gathered = {}
         self._bytes = 0
         self._well()
         self._tell([(w.done, count) for writes, count in zip(gathered.values(), counts, strict=True) for w in writes])
+
+    def _one_by_one(self) -> None:
+        """Some write can never be stored (text that is no Unicode, a value too large): it is given up, the others are kept."""
+        for slot, writes in list(self._gathered.items()):
+            try:
+                count = self._database.commit([(writes[-1].sql, writes[-1].params)])[0]
+            except Exception as error:
+                if is_lasting(error):
+                    self._failed(error)
+                    return
+                self._count("refused")
+                self._give_up(slot)
+                continue
+            del self._gathered[slot]
+            self._bytes -= sum(w.size for w in writes)
+            self._tell([(w.done, count) for w in writes])
+        self._well()
 
     def _open(self) -> bool:
         try:
@@ -259,8 +282,15 @@ class Journal:
 
 
 def _call(calls: list[tuple[Done, Any]]) -> None:
+    """One listener's fault must not keep the others waiting: it is raised when all were told."""
+    fault: Exception | None = None
     for done, result in calls:
-        done(result)
+        try:
+            done(result)
+        except Exception as error:
+            fault = error
+    if fault is not None:
+        raise fault
 
 
 def open_journal(config: Config, post: Callable[[Callable[[], None]], Any]) -> Journal | None:
