@@ -67,7 +67,10 @@ class Log:
     def _flush(self) -> None:
         lines, out = self._lines, []
         while lines:
-            out.append(_format(lines.popleft()))
+            try:
+                out.append(_format(lines.popleft()))
+            except (ValueError, TypeError):  # a value that no JSON can hold: the line is lost, the log goes on
+                self.dropped += 1
             if len(out) == 128 or not lines:  # a quarter of a millisecond; the write lets go of the interpreter
                 try:
                     os.write(self._fd, b"".join(out))

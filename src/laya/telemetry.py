@@ -1,7 +1,8 @@
 """Every metric's name, help and buckets, and the plain accumulators behind them.
 
 In: the loop thread adds to counters and histograms (an increment costs well under a microsecond, where a prometheus_client
-`observe` costs one). Out: `Exposition.render` turns them into Prometheus text at a scrape. Loop thread only.
+`observe` costs one). Out: a `Snapshot` at a scrape, which `Exposition.render` turns into Prometheus
+text on another thread.
 """
 
 from __future__ import annotations
@@ -106,54 +107,64 @@ class Telemetry:
         return stall
 
 
+class Snapshot:
+    """All samples of one moment, as plain values: taking it is the loop's work, the text another thread's."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        names = ("route", "backend", "api", "outcome")
+        self.counters = [("laya_requests", dict(zip(names, key, strict=True)), n) for key, n in telemetry.requests.items()]
+        self.counters += [("laya_retries", {"reason": reason}, n) for reason, n in telemetry.retries.items()]
+        self.counters += [sample for source in telemetry.counters for sample in source()]
+        self.gauges: list = [("laya_loop_stall_seconds", {}, telemetry.take_longest_stall())]
+        self.gauges += [sample for source in telemetry.gauges for sample in source()]
+        self.stages = [(stage, list(h.cumulative()), h.total) for stage, h in telemetry.stages.items()]
+        self.waits = [
+            ("laya_time_to_first_token_seconds", list(telemetry.ttft.cumulative()), telemetry.ttft.total),
+            ("laya_inter_token_seconds", list(telemetry.inter_token.cumulative()), telemetry.inter_token.total),
+        ]
+
+    def collect(self):
+        """prometheus_client's collector interface."""
+        from prometheus_client.core import HistogramMetricFamily
+
+        yield from _families("counter", self.counters)
+        yield from _families("gauge", self.gauges)
+        stages = HistogramMetricFamily("laya_stage_seconds", HELP["laya_stage_seconds"], labels=["stage"])
+        for stage, buckets, total in self.stages:
+            stages.add_metric([stage], buckets, total)
+        yield stages
+        for name, buckets, total in self.waits:
+            yield HistogramMetricFamily(name, HELP[name], buckets=buckets, sum_value=total)
+
+
 class Exposition:
-    """Prometheus text 0.0.4 of a `Telemetry`, through prometheus_client's collector interface."""
+    """Prometheus text 0.0.4 of a `Telemetry`."""
 
     content_type = b"text/plain; version=0.0.4; charset=utf-8"
 
     def __init__(self, telemetry: Telemetry) -> None:
-        from prometheus_client import CollectorRegistry  # 15 ms at import: paid at start, not by `laya check`
+        import prometheus_client  # noqa: F401 - 15 ms, paid at start and not at the first scrape or by `laya check`
 
         self._telemetry = telemetry
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
-    def render(self) -> bytes:
+    def snapshot(self) -> Snapshot:
+        """Loop thread."""
+        return Snapshot(self._telemetry)
+
+    @staticmethod
+    def render(snapshot: Snapshot) -> bytes:
+        """The text: a few milliseconds of work for any thread but the loop's."""
         from prometheus_client import generate_latest
 
-        return generate_latest(self._registry)
-
-    def collect(self):
-        """Called by prometheus_client at each scrape."""
-        from prometheus_client.core import HistogramMetricFamily
-
-        t = self._telemetry
-        yield from _families("counter", t.counters, [
-            *(("laya_requests", dict(zip(("route", "backend", "api", "outcome"), key, strict=True)), n)
-              for key, n in t.requests.items()),
-            *(("laya_retries", {"reason": reason}, n) for reason, n in t.retries.items()),
-        ])  # fmt: skip
-        yield from _families("gauge", t.gauges, [("laya_loop_stall_seconds", {}, t.take_longest_stall())])
-        stages = HistogramMetricFamily("laya_stage_seconds", HELP["laya_stage_seconds"], labels=["stage"])
-        for stage, histogram in t.stages.items():
-            stages.add_metric([stage], list(histogram.cumulative()), histogram.total)
-        yield stages
-        for name, histogram in (
-            ("laya_time_to_first_token_seconds", t.ttft),
-            ("laya_inter_token_seconds", t.inter_token),
-        ):
-            yield HistogramMetricFamily(name, HELP[name], buckets=list(histogram.cumulative()), sum_value=histogram.total)
+        return generate_latest(snapshot)
 
 
-def _families(kind: str, sources, fixed):
+def _families(kind: str, samples):
     """Group (name, labels, value) samples of one kind into metric families."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
     families: dict[str, object] = {}
-    samples = list(fixed)
-    for source in sources:
-        samples.extend(source())
     for name, labels, value in samples:
         family = families.get(name)
         if family is None:

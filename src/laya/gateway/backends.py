@@ -36,16 +36,15 @@ class Backend:
         self.apis = BackendApis(settings.apis)
         self.healthy: bool | None = None  # by its health path; None: never asked
 
-    def target(self, request) -> bytes:
-        """The request target sent upstream: the client's path under our base, its query string kept."""
-        path = request.path
+    def target(self, path: bytes, query: bytes) -> bytes:
+        """The request target sent upstream: the client's (tidied) path under our base, its query string kept."""
         if path.startswith(CLIENT_PREFIX + b"/"):
             path = self.base + path[len(CLIENT_PREFIX) :]
         elif path in ROOT_PATHS:
             path = self.base.removesuffix(CLIENT_PREFIX) + path
         else:
             path = self.base + path
-        return path + b"?" + request.query if request.query else path
+        return path + b"?" + query if query else path
 
     def answered(self, response, probe: bool, now: Callable[[], float]) -> None:
         """What the head of an answer says about this backend. `probe`: it answers the request of a half-open breaker."""

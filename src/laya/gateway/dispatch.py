@@ -132,7 +132,7 @@ def retry_after_of(fields: dict[bytes, bytes], wall: float) -> float | None:
 
 def _number(raw: bytes | None) -> float | None:
     try:
-        value = float(raw.decode("ascii")) if raw else math.nan
+        value = float(raw.decode("ascii")) if raw and b"_" not in raw else math.nan
     except ValueError:  # UnicodeDecodeError too
         return None
     return value if math.isfinite(value) else None

@@ -68,7 +68,15 @@ class Exchange:
             self._end("client_closed")
 
     def shut_down(self, error: LayaError) -> None:
-        """The process ends and cannot wait: the client gets `error`, in a begun stream too."""
+        """The process ends and cannot wait."""
+        self.end_with(error)
+
+    def on_fault(self, fault: Exception) -> None:
+        """A mistake of ours while this exchange was served: a clean 500, or a cut where the answer has begun."""
+        self.end_with(self.gateway.fault(fault))
+
+    def end_with(self, error: LayaError) -> None:
+        """End with `error` from whatever state: an answer, a cut where one has begun, nothing where it is over."""
         if self.state is DONE:
             return
         self._release()

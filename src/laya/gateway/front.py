@@ -11,12 +11,12 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from laya.errors import InternalError, LayaError
+from laya.errors import InternalError, LayaError, Unavailable
 from laya.gateway.access import Access
 from laya.gateway.backends import Backend
 from laya.gateway.decision import DecisionExchange
 from laya.gateway.dispatch import RetryBudget
-from laya.gateway.exchange import JSON_LINE, Exchange, outcome_of
+from laya.gateway.exchange import DONE, JSON_LINE, Exchange, outcome_of
 from laya.gateway.forms import read_form
 from laya.gateway.local import LocalExchange
 from laya.gateway.models import ModelList
@@ -104,10 +104,19 @@ class Gateway:
             if plan.api is None:
                 exchange = connection.exchange = Exchange(self, connection, request, body, plan)
                 self._page(exchange)
-            elif plan.coded or plan.boundary is not None or len(body) > READ_ON_LOOP:
+            elif plan.coded or len(body) > READ_ON_LOOP:
                 self._read_in_worker(connection, request, body, plan)
             else:
                 self._route(connection, request, body, plan, read_routing(body))
+        except LayaError as refused:
+            self._refuse(connection, request, body, plan, refused)
+        except Exception as fault:
+            self._refuse(connection, request, body, plan, self.fault(fault))
+
+    def _guard(self, connection, request, body: bytes, plan: HeadPlan, step: Callable, *arguments: Any) -> None:
+        """Take a later step for a request, with the same last line of defence as `accept`."""
+        try:
+            step(*arguments)
         except LayaError as refused:
             self._refuse(connection, request, body, plan, refused)
         except Exception as fault:
@@ -133,7 +142,7 @@ class Gateway:
         exchange = connection.exchange
         if exchange is None:
             exchange = connection.exchange = Exchange(self, connection, request, body, plan)
-        exchange.fail(error)
+        exchange.end_with(error)
 
     # -- finding the way -----------------------------------------------------------------------------------------------
 
@@ -147,11 +156,11 @@ class Gateway:
                 waiting.fail(result)
                 return
             plain, fields = result
+            if len(plain) > len(body) and not connection.hold(len(plain) - len(body)):
+                waiting.fail(Unavailable("too much data is held in memory just now"))
+                return
             connection.exchange = None
-            try:
-                self._route(connection, request, plain, plan, fields)
-            except LayaError as refused:
-                self._refuse(connection, request, plain, plan, refused)
+            self._guard(connection, request, plain, plan, self._route, connection, request, plain, plan, fields)
 
         encoding = request.fields.get(b"content-encoding", b"")
         limit = connection.server.limits.max_body_bytes
@@ -203,19 +212,11 @@ class Gateway:
         for name in CARRIED:
             setattr(exchange, name, getattr(old, name))
         connection.exchange = exchange
-        try:
-            exchange.start()
-        except LayaError as error:
-            exchange.fail(error)
+        self._guard(connection, old.request, old.body, old.plan, exchange.start)
 
     def guarded(self, way: Way, step: Callable, *arguments: Any) -> None:
         """A step of steering that was waited for, with the same last line of defence as `accept`."""
-        try:
-            step(way, *arguments)
-        except LayaError as refused:
-            self._refuse(way.connection, way.request, way.body, way.plan, refused)
-        except Exception as fault:
-            self._refuse(way.connection, way.request, way.body, way.plan, self.fault(fault))
+        self._guard(way.connection, way.request, way.body, way.plan, step, way, *arguments)
 
     def may_retry(self) -> bool:
         """The retry budget allows one more."""
@@ -233,9 +234,25 @@ class Gateway:
             exchange.answer(200, JSON_LINE, encode_json(self.models.one(path[len(b"/v1/models/") :])), "ok")
         elif path.startswith(STORED_PREFIX):
             answer_stored(exchange)
+        elif path == b"/metrics":
+            self._metrics(exchange)
         else:
             status, content_type, body = self.pages.render(path)
             exchange.answer(status, b"content-type: " + content_type + b"\r\n", body, "ok")
+
+    def _metrics(self, exchange: Exchange) -> None:
+        exposition = self.pages.exposition
+        snapshot = exposition.snapshot()
+
+        def done(text) -> None:
+            if exchange.state is DONE:
+                return  # the scraper left
+            if isinstance(text, LayaError):
+                exchange.fail(text)
+            else:
+                exchange.answer(200, b"content-type: " + exposition.content_type + b"\r\n", text, "ok")
+
+        self.offload(lambda: exposition.render(snapshot), done)
 
     def _preflight_lines(self, request) -> bytes:
         lines = b"allow: GET, HEAD, POST, OPTIONS\r\n"

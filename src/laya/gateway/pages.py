@@ -20,7 +20,7 @@ class Pages:
         self, exposition: Exposition, *, ready: Callable[[], bool], healthy: Callable[[], bool], components: Callable[[], dict],
         metrics_open: bool,
     ) -> None:  # fmt: skip
-        self._exposition = exposition
+        self.exposition = exposition
         self._ready = ready
         self._healthy = healthy
         self._components = components
@@ -32,8 +32,6 @@ class Pages:
         )
 
     def render(self, path: bytes) -> tuple[int, bytes, bytes]:
-        if path == b"/metrics":
-            return 200, self._exposition.content_type, self._exposition.render()
         if path == b"/health":
             healthy = self._healthy()
             return (200 if healthy else 503), JSON, encode_json({"status": "ok" if healthy else "failed"})

@@ -10,11 +10,11 @@ from time import perf_counter, time
 from laya.errors import BadUpstream, LayaError, Unavailable, UpstreamTimeout
 from laya.gateway.dispatch import MAX_RETRY_AFTER_S, RETRIABLE_STATUS, Next, retry_after_of
 from laya.gateway.exchange import DONE, STREAMING, WAITING
-from laya.gateway.moving import MovingExchange
-from laya.gateway.rename import ModelRename
+from laya.gateway.rename import RenamingExchange
 from laya.schema.codec import encode_json, encode_members
 from laya.schema.fields import READ_ON_LOOP
 from laya.wire.reply import header_lines, open_request_head
+from laya.wire.sse import StreamWatch
 
 # Never forwarded upstream: what belongs to this hop, the client's credentials, our own controls.
 REQUEST_DROP = frozenset({
@@ -23,31 +23,26 @@ REQUEST_DROP = frozenset({
 })  # fmt: skip
 # Never forwarded to the client: names that are ours to set.
 RESPONSE_DROP = frozenset({b"x-request-id", b"x-laya-route", b"x-laya-backend", b"server-timing", b"date", b"server"})
-# How much of a stream's end is kept to see whether it was whole: `data: [DONE]` with blanks and line ends.
+# APIs whose streams are whole only with `data: [DONE]`.
 ENDS_WITH_DONE = frozenset({"chat", "completions"})
-TAIL_BYTES = 64
+BODILESS = (204, 304)
 # Failures that tell nothing about the backend's health: our own queue, and a kept connection that it had closed.
 SAYS_NOTHING = frozenset({"busy", "stale"})
 # Answers that say when to come back.
 HINTED_STATUS = frozenset({429, 503})
-# A JSON answer is kept until it is whole, to be renamed; a longer one passes with the backend's name.
-MAX_COLLECTED = 16 * 1024 * 1024
 FRAME_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 # An event longer than this is passed on in pieces: waiting for its end would cost memory and time.
 MAX_PARTIAL = 64 * 1024
 
 
-class ProxyExchange(MovingExchange):
+class ProxyExchange(RenamingExchange):
     """`_target` is where the call is now."""
 
     call = None
     _probe = False  # this request is the one that a half-open breaker lets through
     _target = None
     _sse = False
-    _rename: ModelRename | None = None  # the target calls the model by another name than the client
-    _collected: list[bytes] | None = None  # of a JSON answer that is to be renamed
-    _lines = b""
-    _tail = b""
+    _watch: StreamWatch | None = None  # of a stream
     _partial = b""
     _paused = False
     _sent_at = 0.0
@@ -78,14 +73,14 @@ class ProxyExchange(MovingExchange):
         if self.state > WAITING:  # `move`, spelled out: every request passes here
             raise RuntimeError("a request was sent after its answer had begun")
         self.state = WAITING
-        if backend.breaker.open_until:
-            self._probe = backend.breaker.taken(self.gateway.now())
         body = self._body_for(target)
         heads = self._kept_heads()
         head = heads.get(target)
         if head is None:
             head = heads[target] = self._head_for(target)
         head += b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (self.request_id, len(body))
+        if backend.breaker.open_until:  # last, when nothing can go wrong any more before the request is out
+            self._probe = backend.breaker.taken(self.gateway.now())
         self._sent_at = perf_counter()
         self.call = backend.pool.submit(self, self.request.method, head, body, fresh_only)
 
@@ -95,13 +90,13 @@ class ProxyExchange(MovingExchange):
     def _head_for(self, target) -> bytes:
         """The upstream head but for the two lines that change with each request."""
         request, backend = self.request, target.backend_state
-        drop = REQUEST_DROP | backend.header_names
+        drop = REQUEST_DROP | backend.header_names | hop_names(request)
         if self.plan.coded:
             drop |= {b"content-encoding"}  # the body was unpacked to be read
         headers = [pair for pair in request.headers if pair[0] not in drop] + backend.headers
         if target.model is not None:  # the answer will be read to put the client's name for the model into it
             headers = [pair for pair in headers if pair[0] != b"accept-encoding"] + [(b"accept-encoding", b"identity")]
-        return open_request_head(request.method, backend.target(request), backend.authority, headers)
+        return open_request_head(request.method, backend.target(self.plan.path, request.query), backend.authority, headers)
 
     def _body_for(self, target) -> bytes:
         """The client's bytes, unless the target wants another model name or the client gave none."""
@@ -146,7 +141,9 @@ class ProxyExchange(MovingExchange):
             lines = _lines_of(response)
             if status not in HINTED_STATUS:  # their lines hold a time that runs on
                 response.memo.lines = lines
-        self._sse = response.fields.get(b"content-type", b"").startswith(b"text/event-stream")
+        self._sse = is_stream(response)
+        if self._sse:
+            self._watch = StreamWatch()
         if self._target.model is not None and self._renames(response, lines):
             return
         body = response.body
@@ -164,47 +161,6 @@ class ProxyExchange(MovingExchange):
             self.on_upstream_data(body)
             if self.state is STREAMING:
                 self.on_upstream_end()
-
-    def _renames(self, response, lines: bytes) -> bool:
-        """Prepare to put the client's name for the model into the answer. True: the head waits for the body."""
-        json = response.fields.get(b"content-type", b"").startswith(b"application/json")
-        if self._target.model == self.model or self.status >= 400 or not (json or self._sse):
-            return False
-        if response.fields.get(b"content-encoding", b"identity") != b"identity":
-            self.call.cancel()
-            self._give_up(BadUpstream(f"Backend {self.backend} answered in a coding that it was asked not to use."))
-            return True
-        self._rename = ModelRename(self.model)
-        if self._sse or (response.content_length or 0) > MAX_COLLECTED:
-            return False
-        self._lines, self._collected = lines, []
-        if response.body is not None:
-            self._collected.append(response.body)
-            self.on_upstream_end()
-        return True
-
-    def _collect(self, data: bytes) -> None:
-        self._collected.append(data)
-        if sum(map(len, self._collected)) > MAX_COLLECTED:
-            pieces, self._collected = self._collected, None
-            self.move(STREAMING)
-            self.connection.start(self.status, self._lines + self.own_lines())
-            self.on_upstream_data(b"".join(pieces))
-
-    def _answer_renamed(self) -> None:
-        body, self._collected = b"".join(self._collected), None
-        if len(body) > READ_ON_LOOP:
-            self.gateway.offload(lambda: self._rename.body(body), self._renamed)
-        else:
-            self._renamed(self._rename.body(body))
-
-    def _renamed(self, body: bytes | LayaError) -> None:
-        if self.state is DONE:
-            return  # the client left while it was renamed
-        if isinstance(body, LayaError):
-            self.fail(body)
-        else:
-            self.answer(self.status, self._lines, body, "ok")
 
     def own_lines(self) -> bytes:
         if self.note:
@@ -250,7 +206,7 @@ class ProxyExchange(MovingExchange):
                 self.gateway.telemetry.ttft.observe(self.first_at - self.began)
         if self._sse:
             data = self._whole_frames(data)
-            self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self._tail + data)[-TAIL_BYTES:]
+            self._watch.see(data)
         connection = self.connection
         if connection.write(data) and connection.paused and not self._paused:
             self._paused = True
@@ -276,7 +232,8 @@ class ProxyExchange(MovingExchange):
                 self._answer_renamed()
                 return
             self._partial += self._rename.rest()
-        self._tail = (self._tail + self._partial)[-TAIL_BYTES:]
+        if self._sse:
+            self._watch.see(self._partial)
         if self._sse and self.status < 400 and not self._stream_is_whole():
             self._cut_off(BadUpstream("The backend ended its stream before the answer was complete."))
             return
@@ -287,11 +244,14 @@ class ProxyExchange(MovingExchange):
         connection.finish()
 
     def _stream_is_whole(self) -> bool:
-        return self.plan.api not in ENDS_WITH_DONE or b"[DONE]" in self._tail
+        return self.plan.api not in ENDS_WITH_DONE or self._watch.done
 
     def on_upstream_failure(self, failure, message: str) -> None:
         kind = failure.value
         backend = self._target.backend_state
+        if self.state is STREAMING and self._watch is not None and self._watch.done:
+            self._whole_but_cut()
+            return
         if kind not in SAYS_NOTHING:
             backend.breaker.failed(self.gateway.now(), self._probe)
         elif self._probe:
@@ -304,6 +264,12 @@ class ProxyExchange(MovingExchange):
         else:
             error = BadUpstream(f"Backend {backend.name}: {message}.")
         self._next(kind, error)
+
+    def _whole_but_cut(self) -> None:
+        """The mark of the end had come: the client has everything, only the connection ended badly."""
+        connection = self.connection
+        self._end("ok")
+        connection.finish()
 
     def _error_frame(self, error: LayaError) -> bytes:
         return b"data: " + encode_json(error.body()) + b"\n\n" if self._sse else b""
@@ -336,6 +302,20 @@ def _lines_of(response) -> bytes:
     seconds = retry_after_of(response.fields, time())
     hint = Unavailable("", retry_after=1.0 if seconds is None else min(seconds, MAX_RETRY_AFTER_S))
     return header_lines([pair for pair in pairs if not pair[0].startswith(b"retry-after")] + hint.hint_headers())
+
+
+def hop_names(request) -> frozenset[bytes]:
+    """`connection` and the headers it lists: they are for this hop, and must not take our own with them."""
+    listed = request.fields.get(b"connection")
+    if listed is None:
+        return frozenset()
+    return frozenset(name.strip().lower() for name in listed.split(b",")) | {b"connection"}
+
+
+def is_stream(response) -> bool:
+    """The answer is server-sent events, and has a body to hold them."""
+    kind = response.fields.get(b"content-type", b"").lower()
+    return kind.startswith(b"text/event-stream") and response.status not in BODILESS
 
 
 def outcome_of_status(status: int) -> str:

@@ -1,17 +1,25 @@
 """The model name in an answer: what the client asked for, where a target has another name for it.
 
 In: JSON bodies and SSE streams of a backend, as they come. Out: the same with the name exchanged and nothing else: other
-members keep their bytes. The name stands at the top, in `response` (Responses) or in `message` (Messages). Any thread; one
-stream each.
+members keep their bytes. The name stands at the top, in `response` (Responses) or in `message` (Messages). `ModelRename` any
+thread, one stream each; the exchange loop thread only.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
+from laya.errors import BadUpstream, LayaError
+from laya.gateway.exchange import DONE, STREAMING
+from laya.gateway.moving import MovingExchange
 from laya.schema.codec import decode_members, encode_json, encode_members
+from laya.schema.fields import READ_ON_LOOP
 from laya.wire.sse import EventStream, frame
 
+# A JSON answer is kept until it is whole, to be renamed; a longer one passes with the backend's name.
+MAX_COLLECTED = 16 * 1024 * 1024
 _INNER = ("response", "message")
 
 
@@ -53,3 +61,58 @@ class ModelRename:
             return raw
         renamed = self.body(data)
         return raw if renamed is data else frame(renamed, event)
+
+
+class RenamingExchange(MovingExchange):
+    """What an exchange with a backend does where the target has its own name for the model: a stream is renamed as it passes, a
+    JSON body when it is whole."""
+
+    call: Any = None
+    _target: Any = None
+    _sse = False
+    _rename: ModelRename | None = None  # the target calls the model by another name than the client
+    _collected: list[bytes] | None = None  # of a JSON answer that is to be renamed
+    _lines = b""
+    _collected_size = 0
+
+    def _renames(self, response, lines: bytes) -> bool:
+        """Prepare to put the client's name for the model into the answer. True: the head waits for the body."""
+        json = response.fields.get(b"content-type", b"").startswith(b"application/json")
+        if self._target.model == self.model or self.status >= 400 or not (json or self._sse):
+            return False
+        if response.fields.get(b"content-encoding", b"identity") != b"identity":
+            self.call.cancel()
+            self._give_up(BadUpstream(f"Backend {self.backend} answered in a coding that it was asked not to use."))
+            return True
+        self._rename = ModelRename(self.model)
+        if self._sse or (response.content_length or 0) > MAX_COLLECTED:
+            return False
+        self._lines, self._collected = lines, []
+        if response.body is not None:
+            self._collected.append(response.body)
+            self.on_upstream_end()
+        return True
+
+    def _collect(self, data: bytes) -> None:
+        self._collected.append(data)
+        self._collected_size += len(data)
+        if self._collected_size > MAX_COLLECTED:
+            pieces, self._collected = self._collected, None
+            self.move(STREAMING)
+            self.connection.start(self.status, self._lines + self.own_lines())
+            self.on_upstream_data(b"".join(pieces))
+
+    def _answer_renamed(self) -> None:
+        body, self._collected = b"".join(self._collected), None
+        if len(body) > READ_ON_LOOP:
+            self.gateway.offload(lambda: self._rename.body(body), self._renamed)
+        else:
+            self._renamed(self._rename.body(body))
+
+    def _renamed(self, body: bytes | LayaError) -> None:
+        if self.state is DONE:
+            return  # the client left while it was renamed
+        if isinstance(body, LayaError):
+            self.fail(body)
+        else:
+            self.answer(self.status, self._lines, body, "ok")

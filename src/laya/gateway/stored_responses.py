@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from laya.errors import InvalidRequest, LayaError, MethodNotAllowed, NotFound
+from laya.gateway.api.responses import item_key
 from laya.gateway.backends import Candidate
 from laya.gateway.exchange import DONE, JSON_LINE, Exchange
 from laya.gateway.proxy import ProxyExchange
@@ -16,6 +19,11 @@ from laya.routing.table import Route
 from laya.schema.codec import encode_json, encode_members
 from laya.schema.responses import KeptConversation, decode_kept
 
+class _Id(msgspec.Struct):
+    id: str
+
+
+_decode_id = msgspec.json.Decoder(_Id).decode
 PREFIX = b"/v1/responses/"
 INPUT_ITEMS = b"/input_items"
 
@@ -57,6 +65,8 @@ def _found(exchange: Exchange, id: str, scope: str, part: str, kept: bytes | Non
     if deletes:
         store = exchange.gateway.store
         if conversation.backend is None:
+            for item in conversation.items[len(conversation.items) - conversation.own :]:
+                store.delete(item_key(_decode_id(item).id), scope, lambda had: None)
             store.delete(id, scope, lambda had: _guarded(exchange, _answer, exchange, _deleted(id)))
             return
         store.delete(id, scope, lambda had: None)

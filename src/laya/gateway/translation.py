@@ -7,6 +7,7 @@ worker or the store has answered. Large bodies are read in the preparation worke
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from laya.errors import InvalidRequest, LayaError, NotFound
@@ -85,11 +86,32 @@ class Translating(Exchange):
         raise self.not_found(previous)
 
     def _translate(self, api, request, kept: bytes | None) -> None:
+        ids = api.references_of(request)
+        if ids and self.gateway.store is not None and not self.rule.redact:
+            self._gather(ids, lambda referenced: self._build(api, request, kept, referenced))
+        else:
+            self._build(api, request, kept, {})
+
+    def _gather(self, ids: list[str], then: Callable[[dict[str, bytes | None]], None]) -> None:
+        """Stored items by id, None for those that are not there under the key's name."""
+        found: dict[str, bytes | None] = {}
+        wanted = set(ids)
+
+        def have(id: str, kept: bytes | None) -> None:
+            found[id] = kept
+            if len(found) == len(wanted):
+                self._guarded(then, found)
+
+        for id in wanted:
+            self.gateway.store.get(responses.item_key(id), self._scope(), partial(have, id))
+
+    def _build(self, api, request, kept: bytes | None, referenced: dict[str, bytes | None]) -> None:
         def work() -> tuple[Translation, Any]:
-            translation = api.translate(request, kept)
+            translation = api.translate(request, kept, referenced)
             return translation, self.prepared(translation)
 
-        self._work(len(self.body) + len(kept or b""), work, lambda pair: self.translated(*pair))
+        size = len(self.body) + len(kept or b"") + sum(len(value or b"") for value in referenced.values())
+        self._work(size, work, lambda pair: self.translated(*pair))
 
     # -- what is stored ------------------------------------------------------------------------------------------------
 

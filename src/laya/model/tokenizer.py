@@ -47,7 +47,8 @@ class ModelTokenizer:
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Raises InvalidRequest for text that is not Unicode (a lone surrogate)."""
         try:
-            ids = self._tokenizer.encode(text, add_special_tokens=add_special).ids
+            # One text as a batch: `encode` itself keeps the interpreter for the whole text, and the loop with it.
+            ids = self._tokenizer.encode_batch([text], add_special_tokens=add_special)[0].ids
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidRequest("the text holds a lone surrogate, which no character is") from error
         return [self.bos_token_id, *ids] if add_special and self._add_bos else ids

@@ -11,6 +11,8 @@ import time
 from typing import Protocol
 
 TICK_S = 0.25  # how late a deadline may be seen
+# How often the loop is asked whether it is on time: a stall shows with at least all but so much of its length.
+BEAT_S = 0.01
 NEVER = float("inf")
 
 
@@ -26,12 +28,14 @@ class Clock:
         self._loop = loop
         self._on_stall = on_stall
         self._members: set[Ticking] = set()
-        self._due = self.now
+        self._due = self._next_tick = self.now
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        self._due = time.monotonic() + TICK_S
-        self._timer = self._loop.call_later(TICK_S, self._tick)
+        """Beat fast while there is anybody to be late for, else only tick."""
+        wait = BEAT_S if self._members else TICK_S
+        self._due = time.monotonic() + wait
+        self._timer = self._loop.call_later(wait, self._beat)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -43,10 +47,13 @@ class Clock:
     def discard(self, member: Ticking) -> None:
         self._members.discard(member)
 
-    def _tick(self) -> None:
-        now = self.now = time.monotonic()
+    def _beat(self) -> None:
+        now = time.monotonic()
         # libuv rounds timers to milliseconds: less than that late is not a stall.
         self._on_stall(max(0.0, now - self._due - 0.001))
-        for member in tuple(self._members):
-            member.on_tick(now)
+        if now >= self._next_tick:
+            self._next_tick = now + TICK_S
+            self.now = now
+            for member in tuple(self._members):
+                member.on_tick(now)
         self.start()

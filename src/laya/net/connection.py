@@ -8,6 +8,7 @@ gone. Loop thread only.
 from __future__ import annotations
 
 import asyncio
+from time import perf_counter
 
 from laya.errors import LayaError, RequestTimeout, Unavailable, by_status
 from laya.gateway.error_forms import error_bytes
@@ -17,6 +18,8 @@ from laya.wire.inbound import Inbound
 from laya.wire.messages import EOF, NEED_DATA, PAUSED, BodyData, EndOfBody, Request
 from laya.wire.reply import CONTINUE, LAST_CHUNK, chunk, response_start
 
+BODILESS = (204, 304)
+BURST_S = 0.001  # of one client's input at a time: others wait no longer for a burst of small requests or chunks
 LINGER_S = 1.0  # how long input is thrown away after a refusal, so that the client can read the answer before a reset
 MIN_RATE = 16 * 1024  # bytes a second of a body after which its deadline moves on
 JOIN_BELOW = 16 * 1024  # a copy this small is cheaper than a second buffer in the write queue
@@ -27,6 +30,7 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "server", "gateway", "transport", "inbound", "exchange", "request", "deadline", "closing", "paused", "peer", "_parts",
+        "_waiting", "_in_head", "_lingers", "_stuck",
         "_held", "_pumping", "_keep_alive", "_chunked", "_streaming", "_ahead", "_head_only", "_body_began",
     )  # fmt: skip
 
@@ -49,6 +53,10 @@ class ClientConnection(asyncio.Protocol):
         self._streaming = False
         self._ahead = 0
         self._body_began = 0.0
+        self._waiting: asyncio.Handle | None = None  # the rest of a long burst of input, for the loop's next turn
+        self._in_head = False  # a head has begun and is not whole
+        self._lingers = False  # the answer is an early one: what still comes of the request is thrown away
+        self._stuck: tuple[int, float] | None = None  # unsent bytes of a paused reader, and since when it is so many
         self._head_only = False
 
     # -- transport callbacks -------------------------------------------------------------------------------------------
@@ -81,20 +89,24 @@ class ClientConnection(asyncio.Protocol):
 
     def _read_ahead(self, count: int) -> None:
         """Requests pipelined behind the one under way. Reading never pauses, so that the client's leaving is always seen."""
-        self._ahead += count
-        if self._ahead > READ_AHEAD or not self.server.ledger.take(count):
-            self._ahead -= count
+        if self._ahead + count > READ_AHEAD or not self.server.ledger.take(count):
             self._leave()
             self.transport.abort()
+        else:
+            self._ahead += count
 
     def eof_received(self) -> bool:
         """The client sends nothing more: whatever it waits for is not wanted any more."""
         self._leave()
+        self.closing = True
+        self.deadline = self.server.clock.now + self.server.settings.keepalive_timeout_s  # to take what was written
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
         self.closing = True
+        if self._waiting is not None:
+            self._waiting.cancel()
         self.server.connections.discard(self)
         self.server.clock.discard(self)
         self._release_body()
@@ -104,31 +116,49 @@ class ClientConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.paused = False
+        self._stuck = None
         if self.exchange is not None:
             self.exchange.on_writable()
+        elif self.inbound.buffered and not self._pumping and self._waiting is None:
+            self._pump()
 
     def on_tick(self, now: float) -> None:
         if now > self.deadline:
             self._expire()
+        elif self.paused and self._reader_is_gone(now):
+            self._leave()
+            self.transport.abort()
         elif self.exchange is not None:
             self.exchange.on_tick(now)
+
+    def _reader_is_gone(self, now: float) -> bool:
+        """It took nothing of its answer for as long as a request's body may be silent: others need the place at the backend."""
+        unsent = self.transport.get_write_buffer_size()
+        if self._stuck is None or self._stuck[0] != unsent:
+            self._stuck = (unsent, now)
+        return now - self._stuck[1] > self.server.settings.body_timeout_s
 
     # -- input ---------------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Hand out what the parser has until it needs more bytes or an exchange is under way."""
+        """Hand out what the parser has until it needs more bytes, an exchange is under way, the client does not read its
+        answers, or the loop's other work is due."""
         self._pumping = True
         inbound = self.inbound
+        until = perf_counter() + BURST_S
         try:
-            while not self.closing:
-                if self.exchange is not None:
+            while not self.closing and self.exchange is None and not self.paused:
+                if perf_counter() > until:
+                    self.transport.pause_reading()
+                    self._waiting = self.server.loop.call_soon(self._go_on)
                     return
                 event = inbound.next_event()
                 kind = type(event)
                 if kind is Request:
                     self._on_request(event)
                 elif event is NEED_DATA or event is PAUSED:
-                    if self.request is None and not inbound.at_boundary and self.deadline == NEVER:
+                    if self.request is None and not inbound.at_boundary and not self._in_head:
+                        self._in_head = True
                         self.deadline = self.server.clock.now + self.server.settings.header_timeout_s
                     return
                 elif kind is BodyData:
@@ -142,9 +172,16 @@ class ClientConnection(asyncio.Protocol):
         finally:
             self._pumping = False
 
+    def _go_on(self) -> None:
+        self._waiting = None
+        if not self.closing:
+            self.transport.resume_reading()
+            self._pump()
+
     def _begin(self, request: Request, body: bytes) -> None:
         """A whole request that came together."""
-        self._keep_alive = request.keep_alive
+        self._in_head = False
+        self._keep_alive = request.keep_alive and not request.http10
         self._head_only = request.method == b"HEAD"
         self._chunked = not request.http10
         if body:
@@ -159,14 +196,17 @@ class ClientConnection(asyncio.Protocol):
         if request.body is not None:
             self._begin(request, request.body)
             return
-        self._keep_alive = request.keep_alive
-        self._head_only = False
+        self._in_head = False
+        self._keep_alive = request.keep_alive and not request.http10
+        self._head_only = request.method == b"HEAD"
         self._chunked = not request.http10
-        self.request = request
-        refusal = self.gateway.precheck(self, request)
-        if refusal is not None:
-            self.refuse(refusal)
+        if self.gateway.precheck(self, request) is not None:
+            self._lingers = True
+            self._keep_alive = False
+            self.deadline = NEVER
+            self.gateway.accept(self, request, b"")  # which answers with the refusal
             return
+        self.request = request
         self._body_deadline()
         if request.expect_continue:
             self.transport.write(CONTINUE)
@@ -190,11 +230,18 @@ class ClientConnection(asyncio.Protocol):
         self.deadline = NEVER
         self.gateway.accept(self, request, parts[0] if len(parts) == 1 else b"".join(parts))
 
+    def hold(self, count: int) -> bool:
+        """Count `count` more bytes that belong to the request under way; False: too much is held already."""
+        if not self.server.ledger.take(count):
+            return False
+        self._held += count
+        return True
+
     def _release_body(self) -> None:
-        held = self._held + self._ahead
-        if held:
-            self.server.ledger.give(held)
-            self._held = self._ahead = 0
+        """Give back the request's bytes; what the parser still holds of the requests behind it stays counted."""
+        ahead = 0 if self.closing else min(self._ahead, self.inbound.buffered)
+        self.server.ledger.give(self._held + self._ahead - ahead)
+        self._held, self._ahead = 0, ahead
         self._parts = []
 
     # -- the end of a connection ---------------------------------------------------------------------------------------
@@ -235,7 +282,12 @@ class ClientConnection(asyncio.Protocol):
         self.gateway.count_refusal(error)
         body = error_bytes(self.request.path if self.request is not None else b"", error)
         lines = b"content-type: application/json\r\n" + b"".join(b"%b: %b\r\n" % pair for pair in error.hint_headers())
+        self._head_only = False
         self._write_reply(error.status, lines, body, close=True)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close, reading (and dropping) what still comes for a moment, so that the answer is not lost to a reset."""
         self.closing = True
         self.request = None
         self._release_body()
@@ -253,7 +305,7 @@ class ClientConnection(asyncio.Protocol):
         self._done()
 
     def _write_reply(self, status: int, lines: bytes, body: bytes, *, close: bool) -> None:
-        head = response_start(status, lines, content_length=None if status == 204 else len(body), close=close)
+        head = response_start(status, lines, content_length=None if status in BODILESS else len(body), close=close)
         if len(body) < JOIN_BELOW or self._head_only:
             self.transport.write(head if self._head_only else head + body)
         else:
@@ -301,20 +353,23 @@ class ClientConnection(asyncio.Protocol):
             self.transport.write(chunk(last) if self._chunked else last)
         self.exchange = None
         self._release_body()
-        if self._chunked or self._streaming:
+        if self._chunked or last:
             self.close()
         else:
-            self.transport.abort()
+            self.transport.abort()  # without chunks or words only a reset tells that something is missing
 
     def _done(self) -> None:
         self.exchange = None
         self._streaming = False
+        if self._lingers:
+            self._linger()
+            return
+        self.inbound.start_next()
         if self._held or self._ahead:
             self._release_body()
         if not self._keep_alive or self.server.draining:
             self.close()
             return
-        self.inbound.start_next()
         self.deadline = self.server.clock.now + self.server.settings.keepalive_timeout_s
-        if self.inbound.buffered and not self._pumping:
+        if self.inbound.buffered and not self._pumping and self._waiting is None:
             self._pump()

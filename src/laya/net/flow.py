@@ -11,7 +11,7 @@ from __future__ import annotations
 HIGH_WATER = 64 * 1024
 # Bytes one client may send behind the request under way. Reading cannot pause for them: then nobody would see it leave.
 # Past the bound it is cut off; no known client pipelines even one request.
-READ_AHEAD = 1024 * 1024
+READ_AHEAD = 256 * 1024
 # Unsent text of one local stream (which cannot be paused token by token) before its reader is given up.
 MAX_UNSENT = 4 * 1024 * 1024
 

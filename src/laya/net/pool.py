@@ -54,7 +54,7 @@ class Pool:
         self.clock = clock
         self.limits = Limits(max_body_bytes=1 << 62)  # a response may be of any length: it is not kept
         self.inflight = 0
-        self._loop = loop
+        self.loop = loop
         self._idle: list[UpstreamConnection] = []
         self._open = 0
         self._connecting = 0
@@ -134,8 +134,9 @@ class Pool:
         self._grow()
 
     def on_tick(self, now: float) -> None:
-        while self._waiting and now > self._waiting[0].deadline:
-            self._fail(self._waiting.popleft(), Failure.BUSY, "no connection to the backend became free in time")
+        for call in [call for call in self._waiting if now > call.deadline]:
+            self._waiting.remove(call)
+            self._fail(call, Failure.BUSY, "no connection to the backend became free in time")
         if self._retired and not self.inflight:
             self.clock.discard(self)
 
@@ -157,7 +158,7 @@ class Pool:
         """Open as many connections as there are calls in line, within the backend's bound."""
         while self._connecting < len(self._waiting) and self._open + self._connecting < self.settings.max_inflight:
             self._connecting += 1
-            task = self._loop.create_task(self._connect())
+            task = self.loop.create_task(self._connect())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -178,12 +179,16 @@ class Pool:
             call = self._next_call(reused=False)
             if call is not None:
                 self._fail(call, Failure.CONNECT, f"cannot connect: {error}")
+            self._grow()  # for those still in line
             return
         self._open += 1
+        if connection.gone:  # it was lost again before this line, and counted so
+            self._grow()
+            return
         call = self._next_call(reused=False)
         if call is not None:
             connection.send(call)
-        elif not connection.gone:
+        else:
             connection.deadline = self.clock.now + IDLE_S
             self._idle.append(connection)
 
@@ -191,15 +196,15 @@ class Pool:
         """Try each address of the name in turn, each for its share of the connect time-out."""
         address = self.address
         if address.unix is not None:
-            _, connection = await self._loop.create_unix_connection(lambda: UpstreamConnection(self), address.unix)
+            _, connection = await self.loop.create_unix_connection(lambda: UpstreamConnection(self), address.unix)
             return connection
-        found = await self._loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        found = await self.loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         share = self.settings.connect_timeout_s / len(found)
         failure: OSError = TimeoutError()
         for *_, where in found:
             try:
                 async with asyncio.timeout(share):
-                    _, connection = await self._loop.create_connection(
+                    _, connection = await self.loop.create_connection(
                         lambda: UpstreamConnection(self), where[0], where[1], ssl=self.tls,
                         server_hostname=address.host if self.tls else None,
                     )  # fmt: skip
@@ -211,6 +216,9 @@ class Pool:
     def _fail(self, call: Call, failure: Failure, message: str) -> None:
         call.done = True
         self.inflight -= 1
-        call.listener.on_upstream_failure(failure, message)
+        try:
+            call.listener.on_upstream_failure(failure, message)
+        except Exception as fault:
+            call.listener.on_fault(fault)
 
 

@@ -30,19 +30,21 @@ class Server:
         self.connections: set[ClientConnection] = set()
         self.draining = False
         self.addresses: list[str] = []
-        self._loop = loop
+        self.loop = loop
         self._listeners: list[asyncio.Server] = []
         self._stopped = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._socket_inode = 0
 
     async def listen(self) -> None:
         """Bind; raises StartError in one line."""
-        settings, loop = self.settings, self._loop
+        settings, loop = self.settings, self.loop
         tls = _tls_context(settings.tls) if settings.tls.certificate else None
         try:
             listener = await loop.create_server(
-                lambda: ClientConnection(self), settings.host, settings.port, ssl=tls, backlog=BACKLOG, reuse_address=True
-            )
+                lambda: ClientConnection(self), settings.host, settings.port, ssl=tls, backlog=BACKLOG, reuse_address=True,
+                ssl_handshake_timeout=settings.header_timeout_s if tls else None,
+            )  # fmt: skip
         except (OSError, UnicodeError) as exc:
             reason = getattr(exc, "strerror", None) or exc
             raise StartError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
@@ -55,19 +57,30 @@ class Server:
             await self._listen_unix(settings.unix_socket)
 
     async def _listen_unix(self, path: str) -> None:
+        if await self._answers(path):
+            raise StartError(f"cannot listen on {path}: another process does")
         try:
             if stat.S_ISSOCK(os.stat(path).st_mode):
-                os.unlink(path)  # left by a process that was killed; a live one would hold the TCP port too
+                os.unlink(path)  # left by a process that was killed
         except FileNotFoundError:
             pass
         except OSError as exc:
             raise StartError(f"cannot use the socket {path}: {exc.strerror}") from None
         try:
-            listener = await self._loop.create_unix_server(lambda: ClientConnection(self), path, backlog=BACKLOG)
+            listener = await self.loop.create_unix_server(lambda: ClientConnection(self), path, backlog=BACKLOG)
         except OSError as exc:
             raise StartError(f"cannot listen on {path}: {exc.strerror or exc}") from None
         self._listeners.append(listener)
+        self._socket_inode = os.stat(path).st_ino
         self.addresses.append(f"unix:{path}")
+
+    async def _answers(self, path: str) -> bool:
+        try:
+            transport, _ = await self.loop.create_unix_connection(asyncio.Protocol, path)
+        except OSError:
+            return False
+        transport.abort()
+        return True
 
     def stop(self) -> None:
         """First call: drain. Second call: now."""
@@ -78,7 +91,7 @@ class Server:
     async def run(self) -> None:
         """Serve until `stop`, then drain: no new connections, running requests finish within the limit."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self.stop)
+            self.loop.add_signal_handler(number, self.stop)
         await self._stopped.wait()
         self.draining = True
         for listener in self._listeners:
@@ -92,15 +105,17 @@ class Server:
         await self._drained(1.0)  # what was written last gets a moment to go out
         for connection in tuple(self.connections):
             connection.transport.abort()
-        if self.settings.unix_socket:
-            try:
-                os.unlink(self.settings.unix_socket)
-            except FileNotFoundError:
-                pass
+        self._remove_socket()
+
+    def _remove_socket(self) -> None:
+        """Ours only: another process may have made its own at the same place."""
+        path = self.settings.unix_socket
+        if path and os.path.exists(path) and os.stat(path).st_ino == self._socket_inode:
+            os.unlink(path)
 
     async def _drained(self, limit_s: float) -> None:
-        until = self._loop.time() + limit_s
-        while self.connections and self._loop.time() < until and not self._hurry.is_set():
+        until = self.loop.time() + limit_s
+        while self.connections and self.loop.time() < until and not self._hurry.is_set():
             try:
                 await asyncio.wait_for(self._hurry.wait(), 0.05)
             except TimeoutError:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from itertools import count
 from typing import Protocol
 
 from laya.net.clock import NEVER
 from laya.net.flow import HIGH_WATER
 from laya.wire.messages import NEED_DATA, BodyData, EndOfBody, Response
 from laya.wire.outbound import Outbound
+
+# Events handed on in one turn of the loop; each is a piece of at most a quarter of a millisecond's parsing.
+PIECES_A_TURN = 4
 
 
 class Failure(enum.Enum):
@@ -29,7 +33,8 @@ class Failure(enum.Enum):
 
 
 class UpstreamListener(Protocol):
-    """on_upstream_head, on_upstream_data*, on_upstream_end; or at any time on_upstream_failure, which is the last.
+    """on_upstream_head, on_upstream_data*, on_upstream_end; or at any time on_upstream_failure, which is the last. What one of
+    them raises comes back by on_fault, and is the last too.
 
     When the whole response arrives together, `on_upstream_head` is the only call and `response.body` is set.
     """
@@ -41,6 +46,8 @@ class UpstreamListener(Protocol):
     def on_upstream_end(self) -> None: ...
 
     def on_upstream_failure(self, failure: Failure, message: str) -> None: ...
+
+    def on_fault(self, fault: Exception) -> None: ...
 
 
 class Call:
@@ -81,7 +88,7 @@ class Call:
 class UpstreamConnection(asyncio.Protocol):
     """States: idle (`call` None, in the pool), active (`call` set), gone."""
 
-    __slots__ = ("pool", "transport", "outbound", "call", "deadline", "reused", "gone", "_paused")
+    __slots__ = ("pool", "transport", "outbound", "call", "deadline", "reused", "gone", "_paused", "_in_body", "_waiting")
 
     def __init__(self, pool) -> None:
         self.pool = pool
@@ -92,11 +99,14 @@ class UpstreamConnection(asyncio.Protocol):
         self.reused = False
         self.gone = False
         self._paused = False
+        self._in_body = False  # the response's final head has come
+        self._waiting: asyncio.Handle | None = None  # the rest of a long burst of input, for the loop's next turn
 
     # -- for the pool and the call -------------------------------------------------------------------------------------
 
     def send(self, call: Call) -> None:
         self.call = call
+        self._in_body = False
         call.connection = self
         self.outbound.expect(call.method)
         self.deadline = self.pool.clock.now + self.pool.settings.first_byte_timeout_s
@@ -140,18 +150,21 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.abort()
             return
         response = self.outbound.take_whole(data)
-        if response is not None:
-            self._finish()
-            call.listener.on_upstream_head(response)
+        if response is None:
+            self.outbound.receive(data)
+            self._advance(call)
             return
-        self.outbound.receive(data)
-        self._advance(call)
+        self._finish()
+        try:
+            call.listener.on_upstream_head(response)
+        except Exception as fault:
+            self._fault(call, fault)
 
     def eof_received(self) -> bool:
         call = self.call
         if call is not None:
             self.outbound.receive_eof()
-            self._advance(call)
+            self._advance(call, whole=True)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -160,7 +173,7 @@ class UpstreamConnection(asyncio.Protocol):
         if call is not None:
             if exc is None:
                 self.outbound.receive_eof()
-                self._advance(call)
+                self._advance(call, whole=True)
             if self.call is not None:
                 self._fail(self._cut(), "the backend closed the connection" if exc is None else "the connection was reset")
         self._detach()
@@ -171,39 +184,67 @@ class UpstreamConnection(asyncio.Protocol):
         if self.call is None:
             self._detach()
             self.transport.abort()  # idle long enough
-        elif self.outbound.started:
+        elif self._in_body:
             self._fail(Failure.IDLE, "the backend went silent inside its response")
         else:
             self._fail(Failure.FIRST_BYTE, "the backend did not answer in time")
 
     # -- the response --------------------------------------------------------------------------------------------------
 
-    def _advance(self, call: Call) -> None:
-        outbound = self.outbound
-        listener = call.listener
-        while self.call is call:
-            event = outbound.next_event()
-            kind = type(event)
-            if kind is Response:
-                if event.body is not None:
-                    self._finish()
-                    listener.on_upstream_head(event)
+    def _advance(self, call: Call, whole: bool = False) -> None:
+        """Hand on what the parser has: `whole`: all of it, else a few pieces and the rest in the loop's next turn."""
+        try:
+            for _ in count() if whole else range(PIECES_A_TURN):
+                if self.call is not call or not self._hand_on(call):
                     return
-                listener.on_upstream_head(event)
-            elif kind is BodyData:
-                listener.on_upstream_data(event.data)
-            elif kind is EndOfBody:
+        except Exception as fault:
+            self._fault(call, fault)
+            return
+        self.transport.pause_reading()
+        self._waiting = self.pool.loop.call_soon(self._go_on, call)
+
+    def _go_on(self, call: Call) -> None:
+        self._waiting = None
+        if self.call is call:
+            if not self._paused:
+                self.transport.resume_reading()
+            self._advance(call)
+
+    def _hand_on(self, call: Call) -> bool:
+        """The parser's next event to the listener. False when there is nothing more to hand on now."""
+        outbound, listener = self.outbound, call.listener
+        event = outbound.next_event()
+        kind = type(event)
+        if kind is BodyData:
+            listener.on_upstream_data(event.data)
+        elif event is NEED_DATA:
+            if self._in_body and not self._paused:
+                self.deadline = self.pool.clock.now + self.pool.settings.idle_timeout_s
+            return False
+        elif kind is Response:
+            if event.body is not None:
                 self._finish()
-                listener.on_upstream_end()
-                return
-            elif event is NEED_DATA:
-                if not self._paused:
-                    settings = self.pool.settings
-                    if outbound.started:
-                        self.deadline = self.pool.clock.now + settings.idle_timeout_s
-                return
-            else:
-                self._fail(self._cut() if not outbound.started else Failure.BROKEN, event.message)
+                listener.on_upstream_head(event)
+                return False
+            self._in_body = True
+            listener.on_upstream_head(event)
+        elif kind is EndOfBody:
+            self._finish()
+            listener.on_upstream_end()
+            return False
+        else:
+            self._fail(Failure.BROKEN if outbound.started else self._cut(), event.message)
+            return False
+        return True
+
+    def _fault(self, call: Call, fault: Exception) -> None:
+        """The listener made a mistake. It answers for itself; the connection is not trusted further, unless another call has
+        it already."""
+        call.done = True
+        if self.call is None or self.call is call:
+            self._detach()
+            self.transport.abort()
+        call.listener.on_fault(fault)
 
     def _cut(self) -> Failure:
         if self.outbound.started:
@@ -219,7 +260,10 @@ class UpstreamConnection(asyncio.Protocol):
         if self._paused:
             self._paused = False
             self.transport.resume_reading()
-        if self.outbound.reusable and not self.transport.is_closing():
+        if self.transport.get_write_buffer_size():
+            self._detach(active=True)  # answered before it had read the request: the rest of that is of no use to anybody
+            self.transport.abort()
+        elif self.outbound.reusable and not self.transport.is_closing():
             self.pool.give_back(self)
         else:
             self._detach(active=True)
@@ -230,7 +274,10 @@ class UpstreamConnection(asyncio.Protocol):
         call.done = True
         self._detach()
         self.transport.abort()
-        call.listener.on_upstream_failure(failure, message)
+        try:
+            call.listener.on_upstream_failure(failure, message)
+        except Exception as fault:
+            call.listener.on_fault(fault)
 
     def _detach(self, active: bool = False) -> None:
         """Leave the pool, once. `active`: a call was running here that `call` does not show any more."""
@@ -238,5 +285,8 @@ class UpstreamConnection(asyncio.Protocol):
             self.gone = True
             active = active or self.call is not None
             self.call = None
+            if self._waiting is not None:
+                self._waiting.cancel()
+                self._waiting = None
             self.pool.clock.discard(self)
             self.pool.lose(self, active)

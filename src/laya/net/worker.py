@@ -24,6 +24,7 @@ class Worker:
         self._on_fault = on_fault
         self._jobs: queue.Queue = queue.Queue(MAX_JOBS)
         self._thread: threading.Thread | None = None
+        self._stopping = False
 
     def offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """Raises Unavailable when too much waits already."""
@@ -37,13 +38,17 @@ class Worker:
 
     def stop(self) -> None:
         if self._thread is not None:
-            self._jobs.put((None, None))
+            self._stopping = True
+            try:
+                self._jobs.put_nowait((None, None))
+            except queue.Full:
+                pass  # it looks at `_stopping` after each job
             self._thread.join(5.0)
 
     def _run(self) -> None:
         while True:
             work, done = self._jobs.get()
-            if work is None:
+            if work is None or self._stopping:
                 return
             try:
                 result = work()

@@ -15,7 +15,8 @@ from laya.wire.policy import Refused
 HEX_DIGITS = b"0123456789abcdefABCDEF"
 MAX_SIZE_DIGITS = 8  # 4 GiB in one chunk; longer sizes are odd
 # One call handles so many chunks: at about 0.4 us each a segment full of one-byte chunks holds the loop for 0.2 ms.
-CHUNKS_A_CALL = 512
+# The caller lets other work in between calls.
+CHUNKS_A_CALL = 128
 
 
 class Body(Protocol):

@@ -16,7 +16,7 @@ decode_count = decode_prompt
 
 
 class MessagesTranslation:
-    def __init__(self, request: PromptParams, kept: bytes | None = None) -> None:
+    def __init__(self, request: PromptParams, kept: None = None, referenced: dict | None = None) -> None:
         self.request = request
         self.stream = isinstance(request, MessagesRequest) and bool(request.stream)
         self.form = chat_form_of(request)
@@ -28,6 +28,10 @@ class MessagesTranslation:
 
 def previous_of(request: PromptParams) -> None:
     """Every request brings its whole conversation."""
+
+
+def references_of(request: PromptParams) -> list[str]:
+    return []
 
 
 translate = MessagesTranslation

@@ -35,8 +35,8 @@ def items_of(request: ResponsesRequest) -> list[Item]:
     return given
 
 
-def chat_form_of(request: ResponsesRequest, earlier: list[Item]) -> ChatForm:
-    """Raises InvalidRequest naming the member at fault."""
+def chat_form_of(request: ResponsesRequest, own: list[Item], earlier: list[Item]) -> ChatForm:
+    """`own` are the request's items, `earlier` those before them. Raises InvalidRequest naming the member at fault."""
     for member in _UNSUPPORTED:
         if getattr(request, member):
             raise InvalidRequest(f"`{member}` is not supported here.", param=member)
@@ -45,7 +45,7 @@ def chat_form_of(request: ResponsesRequest, earlier: list[Item]) -> ChatForm:
     tools = list(request.tools or ())
     for item in earlier:
         _add(turns, item, "input", tools)
-    for i, item in enumerate(items_of(request)):
+    for i, item in enumerate(own):
         _add(turns, item, f"input[{i}]", tools)
     messages = turns.messages()
     if not messages:
@@ -97,11 +97,6 @@ def _add(turns: Turns, item: Item, where: str, tools: list[dict[str, Any]]) -> N
         turns.result(_text(item, "call_id", where), _parts(item.get("output"), f"{where}.output"))
     elif kind == "additional_tools":
         tools.extend(tool for tool in item.get("tools") or () if isinstance(tool, dict))
-    elif kind == "item_reference":
-        raise InvalidRequest(
-            f"The item {str(item.get('id'))[:100]!r} is not kept by itself: send it whole, or give previous_response_id.",
-            param=where,
-        )
 
 
 def _add_message(turns: Turns, item: Item, where: str) -> None:
