@@ -9,10 +9,9 @@ from time import perf_counter, time
 
 from laya.errors import BadUpstream, LayaError, Unavailable, UpstreamTimeout
 from laya.gateway.dispatch import MAX_RETRY_AFTER_S, RETRIABLE_STATUS, Next, retry_after_of
-from laya.gateway.exchange import DONE, STREAMING, WAITING
+from laya.gateway.exchange import STREAMING, WAITING
 from laya.gateway.rename import RenamingExchange
 from laya.schema.codec import encode_json, encode_members
-from laya.schema.fields import READ_ON_LOOP
 from laya.wire.reply import header_lines, open_request_head
 from laya.wire.sse import StreamWatch
 
