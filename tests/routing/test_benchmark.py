@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,6 +53,14 @@ def test_the_timed_names_are_taken_by_their_rules():
     name, route = picks.route_of("model-00004", decision.PLAN)
     assert [candidate.name for candidate in picks.choose(route, None)][0].startswith("b")
     assert len(route.targets) == decision.BACKENDS
+
+
+def test_a_named_target_is_made_once():
+    """Heads that are kept for a target must not pile up under a header that comes again and again."""
+    picks = decision.selection(decision.table(10))
+    plan = SimpleNamespace(key=None, target="b1")
+    _, route = picks.route_of("model-00004", plan)
+    assert picks.override(route, plan) is picks.override(route, plan)
 
 
 def test_the_modes_are_timed_over_real_processes(tmp_path):

@@ -50,6 +50,7 @@ class Selection:
         self._engines = engines
         self._models = models
         self._now = now
+        self._named: dict[tuple[str, str], Any] = {}  # targets that x-laya-target named, by route: at most every pair of the two
 
     def route_of(self, name: str | None, plan: HeadPlan) -> tuple[str, Route]:
         """(the model name in force, its route). Raises InvalidRequest or ModelNotFound."""
@@ -121,8 +122,12 @@ class Selection:
         key = plan.key
         if key is not None and key.routes is not None and name not in key.routes and name not in self._reached_by(key.routes):
             raise Forbidden("This key may not use the target that x-laya-target names.")
-        named = (target for target in _targets(route) if target.backend == name)
-        return self._candidate(route, next(named, Target(name)), "", route.max_prompt_tokens)
+        found = self._named.get((route.name, name))
+        if found is None:
+            of_route = (target for target in _targets(route) if target.backend == name)
+            found = self._candidate(route, next(of_route, Target(name)), "", route.max_prompt_tokens)
+            self._named[route.name, name] = found
+        return found
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 from laya.errors import ContextLengthExceeded, LayaError
 from laya.gateway.exchange import Exchange
 from laya.gateway.facts import prompt_bytes, read_facts
+from laya.gateway.offers import PICKED, offering
 from laya.gateway.selection import Group
 from laya.routing.classify import Decision
 from laya.routing.prefix import PrefixTable
@@ -141,6 +142,8 @@ class Steering:
 
     def _ordered(self, way: Way, group: Group, preferred: str | None) -> list:
         candidates = self._gateway.selection.ordered(way.route, group, preferred, way.plan.key)
+        if way.plan.api in PICKED:
+            candidates = offering(self._gateway, way.plan.api, way.name, candidates)
         return _with_room(candidates, way.tokens) if way.tokens else candidates
 
     # -- on its way ----------------------------------------------------------------------------------------------------
