@@ -49,6 +49,26 @@ def test_read_list_and_delete(gpt, backend, translating):
         gpt.responses.delete(second.id)
 
 
+def test_stored_items_can_be_named_instead_of_sent(gpt, backend, translating):
+    """What one agent library does with every earlier item while it stores."""
+    backend.play(Step("I look.", (Call("c1", "add", {"a": 1}),)))
+    first = gpt.responses.create(model="m", input="go", tools=[{"type": "function", "name": "add", "parameters": {}}])
+    named = [{"type": "item_reference", "id": item.id} for item in first.output]
+    result = {"type": "function_call_output", "call_id": "c1", "output": "2"}
+    given = {"model": "m", "input": [{"role": "user", "content": "go"}, *named, result]}
+    backend.play(Step("It is 2."))
+    second = gpt.responses.create(**given)
+    assert [m["role"] for m in backend.asked["messages"]] == ["user", "assistant", "tool"]
+    assert backend.asked["messages"][1]["content"] == "I look." and backend.asked["messages"][1]["tool_calls"][0]["id"] == "c1"
+    gpt.responses.create(model="m", input="more", previous_response_id=second.id)
+    assert [m["role"] for m in backend.asked["messages"]] == ["user", "assistant", "tool", "assistant", "user"]
+    for client in (openai_client(translating, "key-two"), gpt):
+        if client is gpt:
+            gpt.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError, match="not found"):
+            client.responses.create(**given)
+
+
 def test_what_was_not_to_be_stored_is_not(gpt, backend):
     response = gpt.responses.create(model="m", input="hi", store=False)
     assert response.store is False

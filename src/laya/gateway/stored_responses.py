@@ -19,6 +19,7 @@ from laya.routing.table import Route
 from laya.schema.codec import encode_json, encode_members
 from laya.schema.responses import KeptConversation, decode_kept
 
+
 class _Id(msgspec.Struct):
     id: str
 

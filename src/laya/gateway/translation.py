@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from laya.errors import InvalidRequest, LayaError, NotFound
+from laya.errors import InvalidRequest, LayaError, NotFound, Unavailable
 from laya.gateway.api import messages, responses
 from laya.gateway.api.answer import Answer
 from laya.gateway.api.chat_form import ChatForm
@@ -140,10 +140,13 @@ class Translating(Exchange):
 
     def _keep(self, id: str, value: Callable[[], bytes]) -> None:
         store, scope = self.gateway.store, self._scope()
-        if len(self.body) <= WORK_ON_LOOP:
-            store.put(id, scope, value())
-        else:
-            self.gateway.offload(value, lambda made: None if isinstance(made, LayaError) else store.put(id, scope, made))
+        if len(self.body) > WORK_ON_LOOP:
+            try:
+                self.gateway.offload(value, lambda made: None if isinstance(made, LayaError) else store.put(id, scope, made))
+                return
+            except Unavailable:
+                pass  # the worker is busy, and the answer must not fail for it
+        store.put(id, scope, value())
 
     def _scope(self) -> str:
         return self.plan.key.name if self.plan.key is not None else ""

@@ -6,7 +6,7 @@ In: the body, and what the store has of the conversation that it goes on from. O
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,17 +23,19 @@ decode_count = decode_responses
 
 MAX_REFERENCES = 1000  # each is a look into the store
 
+NONE: Mapping[str, bytes | None] = {}
+
 _decode_item = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class ResponsesTranslation:
     """`kept` is the conversation that the request goes on from, `referenced` the stored items that it names."""
 
-    def __init__(self, request: ResponsesRequest, kept: bytes | None, referenced: dict[str, bytes | None] | None = None) -> None:
+    def __init__(self, request: ResponsesRequest, kept: bytes | None, referenced: Mapping[str, bytes | None] = NONE) -> None:
         self.request = request
         self.stream = bool(request.stream)
         self._earlier = decode_kept(kept).items if kept is not None else []
-        self._own = [_resolved(item, referenced or {}) for item in items_of(request)]
+        self._own = [_resolved(item, referenced) for item in items_of(request)]
         self.form = chat_form_of(request, self._own, [_decode_item(item) for item in self._earlier])
 
     def answer(self, model: str, keep: Callable[[str, Callable[[], bytes]], None] | None) -> ResponsesAnswer:
@@ -71,7 +73,7 @@ def references_of(request: ResponsesRequest) -> list[str]:
     return ids
 
 
-def _resolved(item: dict[str, Any], referenced: dict[str, bytes | None]) -> dict[str, Any]:
+def _resolved(item: dict[str, Any], referenced: Mapping[str, bytes | None]) -> dict[str, Any]:
     """Raises NotFound for an item that is not stored under this key."""
     if item.get("type") != "item_reference":
         return item
