@@ -8,6 +8,8 @@ gone. Loop thread only.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from time import perf_counter
 
 from laya.errors import LayaError, RequestTimeout, Unavailable, by_status
@@ -239,7 +241,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _release_body(self) -> None:
         """Give back the request's bytes; what the parser still holds of the requests behind it stays counted."""
-        ahead = 0 if self.closing else min(self._ahead, self.inbound.buffered)
+        ahead = 0 if self.closing else self.inbound.buffered
         self.server.ledger.give(self._held + self._ahead - ahead)
         self._held, self._ahead = 0, ahead
         self._parts = []
@@ -356,7 +358,13 @@ class ClientConnection(asyncio.Protocol):
         if self._chunked or last:
             self.close()
         else:
-            self.transport.abort()  # without chunks or words only a reset tells that something is missing
+            self._reset()  # without chunks or words only that tells that something is missing
+
+    def _reset(self) -> None:
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
     def _done(self) -> None:
         self.exchange = None
