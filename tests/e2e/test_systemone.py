@@ -118,8 +118,8 @@ def test_a_client_that_leaves_ends_its_decision(served):
 
 
 def test_the_sdk_reads_every_type(served):
-    """With the package typesafe-sdk, where it is installed."""
-    sdk = pytest.importorskip("typesafe_sdk")
+    import typesafe_sdk as sdk
+
     questions = {
         "refund": sdk.Noul(instructions="Refund?"), "team": sdk.Choice(instructions="Team?", criteria=TEAMS),
         "anger": sdk.Score(instructions="Angry?", criteria=["Calm", "Angry"]),
