@@ -12,6 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from raw import post, read_response
 from scripted_upstream import ScriptedUpstream, Sleep, answer, completion
 from server import Laya, running
 
@@ -133,6 +134,29 @@ def test_a_locked_database_never_fails_or_delays_a_request_beyond_the_bound(ups,
         assert laya.wait_for(lambda: sessions_of(laya)["state"] == "ok" and sessions_of(laya)["unwritten"] == 0)
         assert {m: backend(laya, str(m)) for m in known} == known
     assert sqlite3.connect(path).execute("SELECT count(*) FROM sessions").fetchone()[0] == n + 1
+
+
+def test_a_client_that_leaves_while_the_table_is_waited_for_costs_no_backend_anything(ups, tmp_path):
+    """(cases 10, 37) One leaves, another waits and is answered when the bound has passed."""
+    path = tmp_path / "s.sqlite"
+    settings = config(ups, router={"mode": "persistent", "path": str(path), "timeout_ms": 1500})
+    with running(settings, tmp_path) as laya:
+        backend(laya, "first")
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        asked = sum(len(up.asked) for up in ups.values())
+        body = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
+        with laya.connect() as leaving, laya.connect() as staying:
+            leaving.sendall(post(body, extra=b"x-laya-session: leaving\r\n"))
+            staying.sendall(post(body, extra=b"x-laya-session: staying\r\n"))
+            time.sleep(0.3)
+            leaving.close()
+            assert read_response(staying)[0] == 200
+        other.execute("COMMIT")
+        assert laya.wait_for(lambda: sessions_of(laya)["state"] == "ok")
+        assert sum(len(up.asked) for up in ups.values()) == asked + 1
+        assert laya.metric("laya_requests_total", outcome="client_closed") == 1
+        assert sum(laya.metric("laya_backend_inflight", backend=name) for name in ups) == 0
 
 
 def test_a_damaged_database_is_seen_and_serves_on(ups, tmp_path):

@@ -50,7 +50,7 @@ class Selection:
         self._engines = engines
         self._models = models
         self._now = now
-        self._named: dict[tuple[str, str], Any] = {}  # targets that x-laya-target named, by route: at most every pair of the two
+        self._named: dict[tuple[str, str], Any] = {}  # by route and name: what x-laya-target named
 
     def route_of(self, name: str | None, plan: HeadPlan) -> tuple[str, Route]:
         """(the model name in force, its route). Raises InvalidRequest or ModelNotFound."""
