@@ -218,11 +218,16 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+# States of an engine in which requests are served, or wait while its model is loaded for them.
+_TAKES_REQUESTS = frozenset({"ready", "asleep", "waking", "unloading"})
+
+
 def _ready(backends: dict[str, Backend], engines: dict, server: Server) -> bool:
     """This role can serve: an engine is ready, or some backend may be picked."""
     if server.draining:
         return False
-    engine_ready = any(s["state"] == "ready" and not s.get("stuck") for s in (engine.status() for engine in engines.values()))
+    states = [engine.status() for engine in engines.values()]
+    engine_ready = any(state["state"] in _TAKES_REQUESTS and not state.get("stuck") for state in states)
     return engine_ready or any(b.healthy is not False and b.breaker.state != 2 for b in backends.values())
 
 

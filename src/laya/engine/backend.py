@@ -18,8 +18,10 @@ from typing import Any
 
 import msgspec
 
+from laya.engine import heap
 from laya.engine.admission import Admission
 from laya.engine.budget import Plan
+from laya.engine.figures import EngineFigures
 from laya.engine.grammar import GrammarCompiler
 from laya.engine.prepare import Job, PreparationWorker, PromptLimits, encode, longest_token_bytes, prepare
 from laya.engine.settings import EngineSettings
@@ -47,24 +49,6 @@ _NOT_SERVING = {
 Load = Callable[[], tuple[Runner, Tokenizer, ModelCard]]
 
 
-class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot for metrics. Totals since the start; seconds are of computing only."""
-
-    sequences_running: int = 0
-    sequences_waiting: int = 0
-    sequences_allowed: int = 0  # how far concurrency has opened
-    kv_blocks_used: int = 0
-    kv_blocks_total: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    failed_steps: int = 0
-    step_seconds: float = 0.0
-    longest_step_s: float = 0.0
-
-
 class EngineBackend:
     """States: idle -> loading -> warming -> ready -> draining -> stopped, and failed from any. Requests wait from warming on.
 
@@ -84,6 +68,7 @@ class EngineBackend:
         self.card = card or ModelCard(id=name, max_model_len=0, chat=False, details={"state": "loading"})
         self.failure: BaseException | None = None
         self.settings = settings
+        self.progress: tuple[int, int] | None = None  # layers read and layers in all; written by the engine thread
         self._load = load
         self._post = post
         self._on_state = on_state
@@ -133,6 +118,8 @@ class EngineBackend:
             "allowed": figures.sequences_allowed,
             "allowed_at_most": self.settings.max_num_seqs,
         }
+        if self.progress is not None and self.state == "loading":
+            status["layers"] = "{} of {}".format(*self.progress)
         if self._protection:
             status["protected"] = self._protection
         step_s = self._step_age()
@@ -231,6 +218,10 @@ class EngineBackend:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
+    def forget(self) -> None:
+        """After it has stopped: let go of the model's last parts, without waiting for the collector."""
+        self._loop = self._runner = self._tokenizer = self._limits = self._grammars = None
+
     # -- loop thread, inside -------------------------------------------------------------------------------------------------
 
     def _prepare(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
@@ -310,6 +301,7 @@ class EngineBackend:
             _attempt(partial(self._admission.close if loop is None else loop.end_all, _dead))
         if runner is not None:
             _attempt(runner.close)
+            heap.trim()
         if failure is None:
             _attempt(partial(self._post, partial(self._enter, "stopped")))
 

@@ -1,4 +1,4 @@
-"""What the configuration says of a model beyond its files, put on its card once it is loaded. Engine thread."""
+"""A model's card: from its header before it is loaded, and what the configuration says beyond its files. Any thread."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from typing import Any
 
 import msgspec
 
-from laya.config import EngineConfig
+from laya.config import EngineConfig, served_name
+from laya.inprocess.plans import EnginePlan
 from laya.schema.generation import ModelCard
 
 Loaded = tuple[Any, Any, ModelCard]  # runner, tokenizer, card
+
+
+def card_before_loading(engine: EnginePlan, device: str) -> ModelCard:
+    """Enough to translate a request by, which may come (and wait) before the weights are there."""
+    settings, told = engine.settings, engine.description
+    details = {"state": "not loaded", "engine": "torch", "device": device, "chat_style": told["chat_style"]}
+    return ModelCard(
+        id=served_name(settings), max_model_len=engine.plan.max_seq_len, chat=told["chat_template"],
+        details=_with_settings(details, settings),
+    )  # fmt: skip
 
 
 def with_settings(load: Callable[[], Loaded], settings: EngineConfig) -> Callable[[], Loaded]:
@@ -18,11 +29,15 @@ def with_settings(load: Callable[[], Loaded], settings: EngineConfig) -> Callabl
 
     def loaded() -> Loaded:
         runner, tokenizer, card = load()
-        details = {**card.details, "decision_temperature": settings.decision_temperature}
-        if settings.decision_options is not None:
-            details["decision_options"] = settings.decision_options
-        if settings.tool_calls != "auto":
-            details["chat_style"] = {**details.get("chat_style", {}), "calls": settings.tool_calls}
-        return runner, tokenizer, msgspec.structs.replace(card, details=details)
+        return runner, tokenizer, msgspec.structs.replace(card, details=_with_settings(card.details, settings))
 
     return loaded
+
+
+def _with_settings(details: dict[str, Any], settings: EngineConfig) -> dict[str, Any]:
+    details = {**details, "decision_temperature": settings.decision_temperature}
+    if settings.decision_options is not None:
+        details["decision_options"] = settings.decision_options
+    if settings.tool_calls != "auto":
+        details["chat_style"] = {**details.get("chat_style", {}), "calls": settings.tool_calls}
+    return details

@@ -1,7 +1,7 @@
 """A backend for each engine of the configuration: checked, planned, and told how to load on its own thread.
 
-In: the configuration. Out: `EngineBackend`s by target name, not started. Torch is imported here and nowhere before. Start-up,
-before anything listens.
+In: the configuration. Out: `EngineBackend`s, or `OnDemandEngine`s around them, by target name, not started. Torch is imported
+here and nowhere before. Start-up, before anything listens.
 """
 
 from __future__ import annotations
@@ -13,23 +13,26 @@ from functools import partial
 from typing import Any
 
 from laya import dependencies
-from laya.config import Config, EngineConfig, served_name
+from laya.config import Config, EngineConfig
 from laya.engine.backend import EngineBackend
 from laya.engine.heap import loaded_tightly
 from laya.engine.machine import Memory, host_memory
+from laya.engine.on_demand import OnDemandEngine
 from laya.engine.settings import EngineSettings
 from laya.engine.step import DeviceLost
 from laya.errors import ConfigError, DeviceGone, EngineDied, StartError
-from laya.inprocess.cards import with_settings
+from laya.inprocess.cards import card_before_loading, with_settings
+from laya.inprocess.loading import LoadingProgress
 from laya.inprocess.plans import BLOCK_TOKENS, EnginePlan, Machine, model_path, plan_engines
 from laya.log import Log
-from laya.schema.generation import ModelCard
+
+Engine = EngineBackend | OnDemandEngine
 
 
 def build_engines(
     config: Config, *, post: Callable[[Callable[[], None]], Any], on_failed: Callable[[StartError, bool], None], log: Log
-) -> dict[str, EngineBackend]:
-    """One backend for each engine, in the order written. Raises StartError for what would keep one from running.
+) -> dict[str, Engine]:
+    """One target for each engine, in the order written. Raises StartError for what would keep one from running.
 
     `on_failed(error, was_ready)` is called on the loop thread when an engine ends by itself.
     """
@@ -42,7 +45,7 @@ def build_engines(
     machine = Machine(host_memory(), _card_memory() if device == "cuda" else None)
     made = plan_engines(config, machine)
     _insist(made, log)
-    return {engine.name: _backend(engine, device, post, on_failed, log) for engine in made}
+    return {engine.name: _engine(engine, device, post, on_failed, log) for engine in made}
 
 
 def _device() -> str:
@@ -97,39 +100,52 @@ def _insist(made: list[EnginePlan], log: Log) -> None:
         )  # fmt: skip
 
 
-def _backend(engine: EnginePlan, device: str, post, on_failed, log: Log) -> EngineBackend:
+def _engine(engine: EnginePlan, device: str, post, on_failed, log: Log) -> Engine:
     try:
         from laya.model.load import load
     except ImportError as exc:  # a package of a version that lacks a name we need
         raise dependencies.unfit(exc) from None
 
     name, settings, plan = engine.name, engine.settings, engine.plan
-    card = ModelCard(
-        id=served_name(settings), max_model_len=plan.max_seq_len, chat=engine.description["chat_template"],
-        details={"state": "loading", "engine": "torch", "device": device},
-    )  # fmt: skip
+    on_demand = settings.load == "on_demand" or settings.idle_unload_s is not None
+    card = card_before_loading(engine, device)
     work = partial(
         load, engine.path, device=device, max_seq_len=plan.max_seq_len, num_blocks=plan.num_blocks, block_size=BLOCK_TOKENS,
         threads=settings.threads or max(1, (os.cpu_count() or 2) - 1), max_num_seqs=engine.max_num_seqs,
         swap_bytes=0 if device == "cpu" else settings.swap_space, prefill_chunk_tokens=settings.prefill_chunk_tokens,
         model_id=card.id,
     )  # fmt: skip
+    bounds = _bounds(engine)
+
+    def make(on_state: Callable[[EngineBackend, str], None]) -> EngineBackend:
+        progress = LoadingProgress(name, post, log)
+        loading = loaded_tightly(with_settings(partial(work, progress=progress), settings))
+        backend = EngineBackend(
+            name=name, load=loading, settings=bounds, post=post, card=card, plan=plan,
+            on_state=lambda state: on_state(backend, state),
+        )  # fmt: skip
+        progress.backend = backend
+        return backend
+
     ready = False
 
-    def on_state(state: str) -> None:
+    def changed(target: Engine, state: str) -> None:
         nonlocal ready
         log.event("info", "engine", engine=name, state=state)
         if state == "ready":
             ready = True
-            gc.freeze()  # half a million objects of torch: walking them would stall the loop for a tenth of a second
+            if not on_demand:  # what is frozen is never collected, and such an engine's parts shall be
+                gc.freeze()  # half a million objects of torch: walking them would stall the loop for a tenth of a second
         elif state == "failed":
-            on_failed(_reason(name, backend.failure, ready), ready)
+            on_failed(_reason(name, target.failure, ready), ready)
 
-    backend = EngineBackend(
-        name=name, load=loaded_tightly(with_settings(work, settings)), settings=_bounds(engine), post=post, card=card,
-        on_state=on_state, plan=plan,
+    if not on_demand:
+        return make(changed)
+    target = OnDemandEngine(
+        name=name, make=make, settings=bounds, card=card, plan=plan, eager=settings.load == "startup",
+        idle_unload_s=settings.idle_unload_s, on_state=lambda state: changed(target, state),
     )  # fmt: skip
-    return backend
+    return target
 
 
 def _bounds(engine: EnginePlan) -> EngineSettings:

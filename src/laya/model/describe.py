@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from laya.model.formats import open_checkpoint
 from laya.model.formats.stored import Checkpoint
 from laya.model.holding import held_as, held_bytes, resolve_dtype
 from laya.model.tokenizer_source import read_source
+from laya.schema.chat_style import style_of
 
 
 def describe(path: str, *, device: str = "cpu", dtype: str | None = None) -> dict[str, Any]:
@@ -18,11 +21,13 @@ def describe(path: str, *, device: str = "cpu", dtype: str | None = None) -> dic
 
     Keys: architecture, quantization, dtype, layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context_length,
     tied_embeddings, sliding_window (tokens or 0), window_layers (how many layers see only that much), kv_item_bytes (bytes of
-    one number in the KV cache), tensor_bytes (all weights as they will be held), parameters, chat_template (bool).
+    one number in the KV cache), tensor_bytes (all weights as they will be held), parameters, chat_template (bool), chat_style
+    (how its template writes tool calls and thoughts).
     """
     checkpoint = open_checkpoint(path)
     spec = checkpoint.spec
     resolved = resolve_dtype(checkpoint, device, dtype)
+    source = read_source(checkpoint.tokenizer)
     windows = [spec.window_of(layer) for layer in range(spec.layers)]
     return {
         "architecture": spec.architecture,
@@ -42,7 +47,8 @@ def describe(path: str, *, device: str = "cpu", dtype: str | None = None) -> dic
         "kv_item_bytes": 4 if resolved == "float32" else 2,
         "tensor_bytes": weight_bytes(checkpoint, device, resolved),
         "parameters": sum(tensor.rows * tensor.columns for tensor in checkpoint.tensors.values()),
-        "chat_template": has_chat_template(checkpoint),
+        "chat_template": source.chat_template is not None,
+        "chat_style": msgspec.to_builtins(style_of(source.template_for_tools)),
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -34,12 +35,13 @@ INT4_CAPABILITY = (8, 0)  # CUDA devices before it lack the packed 4-bit product
 def load(
     path: str, *, device: str = "auto", dtype: str | None = None, max_seq_len: int | None = None, num_blocks: int,
     block_size: int = 16, threads: int | None = None, swap_bytes: int = 0, max_num_seqs: int = 1,
-    prefill_chunk_tokens: int = 512, model_id: str | None = None,
+    prefill_chunk_tokens: int = 512, model_id: str | None = None, progress: Callable[[int, int], None] | None = None,
 ) -> tuple[TorchRunner, ModelTokenizer, ModelCard]:  # fmt: skip
     """`dtype`: auto (None) keeps quantised weights quantised; float32 is the exact mode; bfloat16 dequantises.
 
     `num_blocks` KV blocks of `block_size` tokens are allocated; `max_seq_len` is clamped to the model's window and to the
-    pool. Raises StartError (UnsupportedModel, BrokenModel, ConfigError, DependencyError) before any weight is read.
+    pool. `progress` hears (layers read, layers in all) after each. Raises StartError (UnsupportedModel, BrokenModel,
+    ConfigError, DependencyError) before any weight is read.
     """
     began = time.monotonic()
     checkpoint = open_checkpoint(path)
@@ -52,7 +54,7 @@ def load(
         torch.set_num_threads(threads)
     activations = torch.float32 if resolved == "float32" else torch.bfloat16
     with torch.inference_mode():
-        decoder = _decoder(checkpoint, place, resolved, activations, window)
+        decoder = _decoder(checkpoint, place, resolved, activations, window, progress)
         for tensor in checkpoint.tensors.values():
             tensor.forget_pages()
         spec = checkpoint.spec
@@ -109,7 +111,8 @@ def _check_cuda(place: torch.device, dtype: str) -> None:
 
 
 def _decoder(
-    checkpoint: Checkpoint, device: torch.device, dtype: str, activations: torch.dtype, window: int
+    checkpoint: Checkpoint, device: torch.device, dtype: str, activations: torch.dtype, window: int,
+    progress: Callable[[int, int], None] | None,
 ) -> Decoder:  # fmt: skip
     """Weights tensor by tensor: each is read from the file's pages into its final form, and nothing is kept beside it."""
     spec, tensors = checkpoint.spec, checkpoint.tensors
@@ -144,7 +147,8 @@ def _decoder(
     for number in range(spec.layers):
         layers.append(layer(number))
         tensors[f"layers.{number}.attn_norm"].forget_pages()
-        log.debug("layer %d of %d", number + 1, spec.layers)
+        if progress is not None:
+            progress(number + 1, spec.layers)
     embed = linear("embed")
     return Decoder(
         spec, embed=embed, layers=layers, final_norm=norm("final_norm"),

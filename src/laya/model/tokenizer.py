@@ -36,7 +36,7 @@ class ModelTokenizer:
         self._to_bytes = byte_level_bytes if pipeline.byte_level else sentencepiece_bytes
         self._templates = {name: ChatTemplate(text, source.special_words) for name, text in source.templates.items()}
         self._tool_forms = {name: ToolForm(text) for name, text in source.templates.items()}
-        self.chat_style = style_of(source.templates.get(TOOL_TEMPLATE) or source.chat_template or "")
+        self.chat_style = style_of(source.template_for_tools)
         self._add_bos = source.add_bos
         self.bos_token_id = source.bos_token_id
         self.eos_token_ids = source.eos_token_ids

@@ -35,6 +35,11 @@ class TokenizerSource(msgspec.Struct, frozen=True, kw_only=True):
     def chat_template(self) -> str | None:
         return self.templates.get("default")
 
+    @property
+    def template_for_tools(self) -> str:
+        """The template that requests with tools are put into; empty where there is none."""
+        return self.templates.get(TOOL_TEMPLATE) or self.chat_template or ""
+
 
 def read_source(tokenizer: Mapping[str, Any]) -> TokenizerSource:
     if "gguf" in tokenizer:
