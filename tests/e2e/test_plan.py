@@ -133,7 +133,7 @@ def test_a_window_that_nobody_set_is_what_memory_allows_and_is_told(medium, tmp_
 def test_several_engines_share_one_limit(medium, tmp_path):
     config = tmp_path / "two.yaml"
     engine = {"model": str(medium), "max_seq_len": 2048, "max_num_seqs": 2}
-    config.write_text(json.dumps({"engines": {"first": engine, "second": engine}}))
+    config.write_text(json.dumps({"inference": {"engines": {"first": engine, "second": engine}}}))
     command = [sys.executable, "-m", "laya", "plan", "--json", "--config", str(config), *BOX]
     done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=60)
     report = json.loads(done.stdout)["engines"]

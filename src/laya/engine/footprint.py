@@ -15,14 +15,15 @@ from laya.engine.machine import Memory
 MIB = 1 << 20
 # The pool holds two blocks beside the engine's: one of zeros for padding, one for writes that nobody reads.
 SPARE_BLOCKS = 2
-# Logits of a step: int32 sums in two planes, float32 logits and their softmax, 4 bytes each.
-_LOGIT_BYTES = 16
+# A logit of a scored prompt: int32 sums in two planes, float32 logits and their softmax, and what a copy holds meanwhile: 21
+# measured. A sampled one besides: probabilities, the sorted row with its ids, float64 sums.
+_SCORED_LOGIT_BYTES, _SAMPLED_LOGIT_BYTES = 22, 44
 # Prompt rows whose log-probabilities are computed at once.
 _SCORED_ROWS = 64
 # Interpreter, server and torch resident before a model: measured on CPU; with CUDA's libraries about 1 GiB.
-_PROCESS_BYTES = {"cpu": 256 * MIB, "cuda": 1200 * MIB}
+_PROCESS_BYTES = {"cpu": 252 * MIB, "cuda": 1200 * MIB}
 # A token in the tokenizer: its string in Rust and Python maps, its bytes, its merge.
-_TOKENIZER_BYTES_PER_TOKEN = 700
+_TOKENIZER_BYTES_PER_TOKEN = 560
 # The same token in the trie that structured output is matched with; made at the first such request.
 _GRAMMAR_BYTES_PER_TOKEN = 500
 # A waiting prompt's token in a Python list (8 bytes, and an int of 28), and a connection with its buffers and one request.
@@ -34,10 +35,10 @@ _SESSION_BYTES = 400
 # CUDA context with cuBLAS workspaces, and captured graphs unless `enforce_eager`.
 _CUDA_CONTEXT_BYTES, _CUDA_GRAPH_BYTES = 600 * MIB, 256 * MIB
 # What allocators round up and keep, as a share of the weights (2 %) and at least this.
-_SLACK_SHARE, _SLACK_BYTES = 50, 24 * MIB
+_SLACK_SHARE, _SLACK_BYTES = 50, 20 * MIB
 # 4-bit weights with bf16 scale and zero for groups of 32: 0.5 + 4 / 32 bytes each.
 _FOUR_BIT_NUMERATOR, _FOUR_BIT_DENOMINATOR = 5, 8
-# A matrix on its way into its packed form: numbers as bytes and as int32.
+# A weight on its way into its packed form: its number as a byte and as an int32.
 _LOADING_BYTES_PER_WEIGHT = 5
 
 
@@ -154,9 +155,9 @@ def activation_bytes(shape: ModelShape, settings: PlanSettings, window: int) -> 
     mlp = 3 * shape.intermediate * item
     gathered = (1 + settings.max_num_seqs) * window * kv_width * item  # the chunk's context, and each decode's
     masks = settings.prefill_chunk_tokens * window * (item + 1)
-    sampled = max(settings.max_num_seqs, min(_SCORED_ROWS, rows))
+    logits = shape.vocab * max(settings.max_num_seqs * _SAMPLED_LOGIT_BYTES, min(_SCORED_ROWS, rows) * _SCORED_LOGIT_BYTES)
     rotary = window * shape.head_dim * 4  # a complex64 for every position and pair
-    return rows * (residual + max(attention, mlp)) + gathered + masks + sampled * shape.vocab * _LOGIT_BYTES + rotary
+    return rows * (residual + max(attention, mlp)) + gathered + masks + logits + rotary
 
 
 def loading_bytes(shape: ModelShape) -> int:

@@ -15,10 +15,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 # when more than the second is free there.
 # While loading: pieces of weights, dequantised once, go back at once.
 _LOADING = (1 << 20, 2 << 20)
-# In service a step's usual temporaries are used again, and the heap's end stays: else a prefill step would clear a thousand
-# pages each time, where it now clears five. Larger ones (logits of many rows) would leave holes of their size in a heap, and
-# clearing them costs little beside computing them.
-_SERVING = (4 << 20, 64 << 20)
+# In service a step's usual temporaries are used again: with half of these figures a prefill step of a small model clears
+# 70,000 pages, with these fewer than a thousand. Larger ones (logits of many rows) would leave holes of their size in a heap,
+# and clearing them costs little beside computing them.
+_SERVING = (2 << 20, 16 << 20)
 
 
 def _glibc() -> ctypes.CDLL | None:

@@ -66,11 +66,13 @@ class StoredTensor:
             raw = self._bytes(first, first + rows)
             block = _to_float32(self.kind, raw).reshape(raw.shape[0], self.columns)
             yield first, block + np.float32(self._add) if self._add else block
+            self.forget_pages()
 
     def affine4_blocks(self, rows: int = ROWS_AT_ONCE) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
         """(first row, q uint8 [n, columns], scale and zero float32 [n, columns / group]): w = (q - 8) * scale + zero."""
         for first in range(0, self.rows, rows):
             yield first, *_AFFINE4[self.kind](self._bytes(first, first + rows))
+            self.forget_pages()
 
     def forget_pages(self) -> None:
         """Let go of the pages read so far, of all the file's tensors: else a model counts twice as resident while it loads."""
