@@ -64,11 +64,11 @@ class Client:
 
 
 class Engine:
-    def __init__(self, runner: FakeRunner | None = None, *, open_all: bool = True, **settings) -> None:
+    def __init__(self, runner: FakeRunner | None = None, *, tokenizer=None, open_all: bool = True, **settings) -> None:
         settings = {"prefill_chunk_tokens": 16, "queue_timeout_s": 1e9, **settings}
         self.settings = EngineSettings(**settings)
         self.runner = runner or FakeRunner()
-        self.tokenizer = FakeTokenizer()
+        self.tokenizer = tokenizer or FakeTokenizer()
         self.clock = Clock()
         self.admission = Admission(self.settings, self.clock)
         self.posts: list[list] = []
