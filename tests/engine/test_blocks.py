@@ -150,3 +150,25 @@ def test_the_invariants_hold_over_any_history(operations, num_blocks):
         pool.release(one)
     pool.check([])
     assert pool.used == 0
+
+
+def test_a_sequence_grows_into_its_neighbour_where_that_is_free():
+    """Blocks side by side spare a lone decode the gathering of its keys."""
+    pool = BlockPool(16, 4)
+    one, other = computed(pool, list(range(8))), sequence(list(range(100, 104)))
+    assert pool.start(other, "") and (one.block_table, other.block_table) == ([0, 1], [2])
+    assert pool.grow(one, 20) and one.block_table == [0, 1, 3, 4, 5]
+    assert pool.grow(other, 8) and other.block_table == [2, 6]
+    pool.release(one)
+    assert pool.grow(other, 12) and other.block_table == [2, 6, 7]
+    again = sequence(list(range(200, 212)))
+    assert pool.start(again, "") and again.block_table == [3, 4, 5]
+    pool.check([other, again])
+
+
+def test_evicted_blocks_are_handed_out_in_ascending_order():
+    pool = BlockPool(6, 4)
+    pool.release(computed(pool, list(range(24))))
+    again = sequence(list(range(100, 120)))
+    assert pool.start(again, "") and again.block_table == [1, 2, 3, 4, 5]
+    pool.check([again])

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from laya.engine.sequence import Sequence
 
 Key = tuple[int | str, tuple[int, ...]]
+_NONE = -2  # neither a block nor the neighbour before one
 
 
 class BlockPool:
@@ -33,7 +34,8 @@ class BlockPool:
         self._serials = [0] * num_blocks
         self._next_serial = 1
         self._cached: dict[Key, int] = {}
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is warm in the caches
+        # In order of freeing, the newest last: it is warm in the caches. A dictionary, so that a neighbour can be taken out.
+        self._free = dict.fromkeys(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()  # cached and unreferenced, least recently used first
 
     @property
@@ -90,8 +92,12 @@ class BlockPool:
         need = self.blocks_for(num_tokens) - len(sequence.block_table)
         if need > self.available:
             return False
+        table = sequence.block_table
+        last, fresh = table[-1] if table else _NONE, []
         for _ in range(need):
-            sequence.block_table.append(self._take())
+            last = self._take(last + 1)
+            fresh.append(last)
+        table.extend(sorted(fresh))  # evicted ones come tail first
         return True
 
     def register(self, sequence: Sequence) -> None:
@@ -115,14 +121,18 @@ class BlockPool:
             self._refs[block] -= 1
             if self._refs[block] == 0:
                 if self._keys[block] is None:
-                    self._free.append(block)
+                    self._free[block] = None
                 else:
                     self._idle[block] = None
         sequence.block_table = []
 
-    def _take(self) -> int:
-        if self._free:
-            block = self._free.pop()
+    def _take(self, neighbour: int) -> int:
+        """Block `neighbour` where it is free: a lone decode reads blocks that lie side by side without gathering them."""
+        if neighbour in self._free:
+            block = neighbour
+            del self._free[block]
+        elif self._free:
+            block, _ = self._free.popitem()
         else:
             block, _ = self._idle.popitem(last=False)
             del self._cached[self._keys[block]]
@@ -133,8 +143,7 @@ class BlockPool:
     def check(self, sequences: Iterable[Sequence]) -> None:
         """Verify every invariant against the tables of all live sequences; raises AssertionError naming the block."""
         held = Counter(block for sequence in sequences for block in sequence.block_table)
-        free = set(self._free)
-        assert len(free) == len(self._free), "a block is free twice"
+        free = self._free
         for block in range(self.num_blocks):
             refs, key = self._refs[block], self._keys[block]
             places = (refs > 0) + (block in free) + (block in self._idle)
