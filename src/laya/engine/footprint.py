@@ -21,7 +21,7 @@ _SCORED_LOGIT_BYTES, _SAMPLED_LOGIT_BYTES = 22, 44
 # Prompt rows whose log-probabilities are computed at once.
 _SCORED_ROWS = 64
 # Interpreter, server and torch resident before a model: measured on CPU; with CUDA's libraries about 1 GiB.
-_PROCESS_BYTES = {"cpu": 252 * MIB, "cuda": 1200 * MIB}
+_PROCESS_BYTES = {"cpu": 248 * MIB, "cuda": 1200 * MIB}
 # A token in the tokenizer: its string in Rust and Python maps, its bytes, its merge.
 _TOKENIZER_BYTES_PER_TOKEN = 560
 # The same token in the trie that structured output is matched with; made at the first such request.
@@ -35,7 +35,7 @@ _SESSION_BYTES = 400
 # CUDA context with cuBLAS workspaces, and captured graphs unless `enforce_eager`.
 _CUDA_CONTEXT_BYTES, _CUDA_GRAPH_BYTES = 600 * MIB, 256 * MIB
 # What allocators round up and keep, as a share of the weights (2 %) and at least this.
-_SLACK_SHARE, _SLACK_BYTES = 50, 20 * MIB
+_SLACK_SHARE, _SLACK_BYTES = 50, 8 * MIB
 # 4-bit weights with bf16 scale and zero for groups of 32: 0.5 + 4 / 32 bytes each.
 _FOUR_BIT_NUMERATOR, _FOUR_BIT_DENOMINATOR = 5, 8
 # A weight on its way into its packed form: its number as a byte and as an int32.
@@ -157,7 +157,13 @@ def activation_bytes(shape: ModelShape, settings: PlanSettings, window: int) -> 
     masks = settings.prefill_chunk_tokens * window * (item + 1)
     logits = shape.vocab * max(settings.max_num_seqs * _SAMPLED_LOGIT_BYTES, min(_SCORED_ROWS, rows) * _SCORED_LOGIT_BYTES)
     rotary = window * shape.head_dim * 4  # a complex64 for every position and pair
-    return rows * (residual + max(attention, mlp)) + gathered + masks + logits + rotary
+    return rows * (residual + max(attention, mlp)) + gathered + masks + logits + rotary + _reordered_bytes(shape, settings)
+
+
+def _reordered_bytes(shape: ModelShape, settings: PlanSettings) -> int:
+    """A CPU's dense product lays its whole matrix out anew for the time it takes: the largest is the head."""
+    dense = shape.parameters and shape.tensor_bytes >= shape.parameters * 3 // 2
+    return shape.vocab * shape.hidden * shape.kv_item_bytes if dense and settings.device == "cpu" else 0
 
 
 def loading_bytes(shape: ModelShape) -> int:
