@@ -45,11 +45,14 @@ def paris(laya: Laya, model: str) -> None:
 
 
 def test_models_are_listed_and_an_absent_one_comes_with_its_request(served):
+    """(case 47) Two models are asked the same: each has a pool and a prefix cache of its own."""
     listed = [model["id"] for model in json.loads(served.get("/v1/models")[1])["data"]]
     assert {"smol-first", "smol-second"} <= set(listed)
     paris(served, "smol-first")
     paris(served, "smol-second")
     paris(served, "gpt-4o")
+    cached = {engine: served.metric("laya_tokens_total", engine=engine, kind="cached") for engine in ("first", "second")}
+    assert cached["first"] == 0 < cached["second"], cached  # only the second was asked the same thing twice
     assert served.wait_for(lambda: any(line.get("engine") == "second" and "of 30" in line.get("progress", "") for line in served.lines))
 
 
@@ -94,12 +97,26 @@ def test_the_process_is_ready_while_its_only_model_sleeps(model_path, tmp_path):
         assert status == 200, answer
 
 
-def test_the_plan_shares_one_limit_in_the_order_written(model_path, tmp_path):
+def plan_of(config: dict, tmp_path) -> dict:
     path = tmp_path / "laya.yaml"
-    path.write_text(json.dumps(config_of(model_path)))
+    path.write_text(json.dumps(config))
     command = [sys.executable, "-m", "laya", "plan", "--json", "--config", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(ROOT / "src")}, cwd=tmp_path)
-    engines = json.loads(done.stdout)["engines"]
+    return json.loads(done.stdout)["engines"]
+
+
+def test_the_plan_shares_one_limit_in_the_order_written(model_path, tmp_path):
+    engines = plan_of(config_of(model_path), tmp_path)
     assert list(engines) == ["first", "second"]
-    first, second = engines.values()
-    assert first["fits"] and second["fits"], engines
+    assert all(engine["fits"] for engine in engines.values()), engines
+
+
+def test_the_exact_mode_is_planned_as_it_is_loaded(model_path, tmp_path):
+    config = {"inference": {"model": str(model_path), "dtype": "float32", "name": "exact", **SMALL}}
+    (plan,) = plan_of(config, tmp_path).values()
+    assert plan["device"]["params"] > 4 * 134_000_000  # float32 for each parameter
+    with running(config, tmp_path, "serve") as laya:
+        laya.wait_ready()
+        (card,) = [model for model in json.loads(laya.get("/v1/models")[1])["data"] if model["id"] == "exact"]
+        assert "float32" in json.dumps(card)
+        paris(laya, "exact")

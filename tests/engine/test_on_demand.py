@@ -142,6 +142,7 @@ def test_an_idle_model_goes_and_comes_back(house):
 
 
 def test_a_model_in_use_does_not_go(house):
+    """(case 78) Requests in flight guard it."""
     home = house()
     home.served(home.ask())
     held = threading.Event()
@@ -155,7 +156,7 @@ def test_a_model_in_use_does_not_go(house):
 
 
 def test_a_request_at_the_very_moment_of_unloading_is_served(house):
-    """It comes after the model was told to go, and before it has gone: the model is loaded anew for it."""
+    """(case 78) It comes after the model was told to go, and before it has gone: the model is loaded anew for it."""
     home = house()
     home.served(home.ask())
     home.may_close.clear()

@@ -79,7 +79,7 @@ def expected(referee, ids: list[int]) -> torch.Tensor:
     return tiny.logprobs(referee, ids)[:-1].gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1)
 
 
-@pytest.mark.parametrize("kind, group", [("llama", 128), ("qwen2", 128), ("qwen3", 64), ("mistral", 32)])
+@pytest.mark.parametrize("kind, group", [("llama", 128), ("qwen2", 128), ("qwen3", 64), ("mistral", 32), ("gemma3", 128)])
 def test_logprobs_are_those_of_the_dequantised_model(kind, group, tmp_path):
     referee = save_awq(kind, tmp_path, group)
     ids = prompt_ids(60)

@@ -29,6 +29,10 @@ class EngineConfig(Section, kw_only=True):
     model: Annotated[
         str, about("a GGUF file, or a folder with safetensors; relative paths are taken from this file's folder")
     ] = DEFAULT_MODEL
+    dtype: Annotated[
+        Literal["auto", "quantized", "bfloat16", "float32"],
+        about("auto: weights as the file holds them; bfloat16: dequantised; float32: exact, slower, twice the memory or more"),
+    ] = "auto"
     name: Annotated[str | None, about("the id shown in /v1/models; null: from the file's name")] = None
     listen: Annotated[
         str | None,

@@ -110,10 +110,10 @@ def _engine(engine: EnginePlan, device: str, post, on_failed, log: Log) -> Engin
     on_demand = settings.load == "on_demand" or settings.idle_unload_s is not None
     card = card_before_loading(engine, device)
     work = partial(
-        load, engine.path, device=device, max_seq_len=plan.max_seq_len, num_blocks=plan.num_blocks, block_size=BLOCK_TOKENS,
-        threads=settings.threads or max(1, (os.cpu_count() or 2) - 1), max_num_seqs=engine.max_num_seqs,
-        swap_bytes=0 if device == "cpu" else settings.swap_space, prefill_chunk_tokens=settings.prefill_chunk_tokens,
-        model_id=card.id,
+        load, engine.path, device=device, dtype=settings.dtype, max_seq_len=plan.max_seq_len, num_blocks=plan.num_blocks,
+        block_size=BLOCK_TOKENS, threads=settings.threads or max(1, (os.cpu_count() or 2) - 1),
+        swap_bytes=0 if device == "cpu" else settings.swap_space, max_num_seqs=engine.max_num_seqs,
+        prefill_chunk_tokens=settings.prefill_chunk_tokens, model_id=card.id,
     )  # fmt: skip
     bounds = _bounds(engine)
 

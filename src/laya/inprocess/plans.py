@@ -69,7 +69,7 @@ def _plan_one(name: str, settings: EngineConfig, config: Config, machine: Machin
         raise dependencies.unfit(exc) from None
 
     path = model_path(config, settings)
-    description = describe(path, device=machine.device)
+    description = describe(path, device=machine.device, dtype=settings.dtype)
     wanted = _wanted(settings, config, machine, before)
     shape = shape_of(description)
     result = plan(shape, wanted)
