@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -60,14 +61,11 @@ def test_past_the_hard_mark_the_newest_end_and_the_oldest_stay():
 def test_the_hard_mark_ends_the_newer_half_at_each_word_until_nothing_runs():
     house = House(max_num_seqs=4, prefill_chunk_tokens=32).ready()
     house.backend._loop.opening.allowed = 4
-    gate = threading.Event()
+    house.runner.before_run = lambda batch: time.sleep(0.05)  # ten seconds for 200 tokens: none ends by itself before the word
     listeners = [house.submit(f"question {i}", max_tokens=200) for i in range(4)]
     house.until(lambda: all("delta" in listener.kinds for listener in listeners))
-    house.runner.before_run = lambda batch: gate.wait(LONGEST_S)
     for left in (2, 1, 0):
-        gate.clear()
         house.backend.protect(Level.HARD, "host memory is 98% used")
-        gate.set()
         house.until(lambda left=left: sum(listener.end is None for listener in listeners) <= left)
     assert all(isinstance(listener.end, Unavailable) and "98%" in listener.end.message for listener in listeners)
     assert house.backend.state == "ready"
