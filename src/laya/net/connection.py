@@ -150,7 +150,7 @@ class ClientConnection(asyncio.Protocol):
         until = perf_counter() + BURST_S
         try:
             while not self.closing and self.exchange is None and not self.paused:
-                if perf_counter() > until:
+                if inbound.buffered and perf_counter() > until:
                     self.transport.pause_reading()
                     self._waiting = self.server.loop.call_soon(self._go_on)
                     return
