@@ -8,58 +8,47 @@ gone. Loop thread only.
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from time import perf_counter
 
 from laya.errors import LayaError, RequestTimeout, Unavailable, by_status
 from laya.gateway.error_forms import error_bytes
+from laya.net.answering import Answering
 from laya.net.clock import NEVER
-from laya.net.flow import HIGH_WATER, MAX_UNSENT, READ_AHEAD
+from laya.net.flow import HIGH_WATER, READ_AHEAD
 from laya.wire.inbound import Inbound
 from laya.wire.messages import EOF, NEED_DATA, PAUSED, BodyData, EndOfBody, Request
-from laya.wire.reply import CONTINUE, LAST_CHUNK, chunk, response_start
+from laya.wire.reply import CONTINUE
 
-BODILESS = (204, 304)
 BURST_S = 0.001  # of one client's input at a time: others wait no longer for a burst of small requests or chunks
 LINGER_S = 1.0  # how long input is thrown away after a refusal, so that the client can read the answer before a reset
 MIN_RATE = 16 * 1024  # bytes a second of a body after which its deadline moves on
-JOIN_BELOW = 16 * 1024  # a copy this small is cheaper than a second buffer in the write queue
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(Answering):
     """States: idle (`request` and `exchange` None), receiving (`request` set), busy (`exchange` set), closing."""
 
     __slots__ = (
-        "server", "gateway", "transport", "inbound", "exchange", "request", "deadline", "closing", "paused", "peer", "_parts",
+        "gateway", "inbound", "request", "deadline", "closing", "peer", "_parts", "_held", "_ahead", "_body_began", "_pumping",
         "_waiting", "_in_head", "_lingers", "_stuck",
-        "_held", "_pumping", "_keep_alive", "_chunked", "_streaming", "_ahead", "_head_only", "_body_began",
     )  # fmt: skip
 
     def __init__(self, server) -> None:
-        self.server = server
+        super().__init__(server)
         self.gateway = server.gateway
-        self.transport: asyncio.Transport | None = None
         self.inbound = Inbound(server.limits)
-        self.exchange = None
         self.request: Request | None = None
         self.deadline = NEVER
         self.closing = False
-        self.paused = False
         self.peer = ""
         self._parts: list[bytes] = []
         self._held = 0
         self._pumping = False
-        self._keep_alive = True
-        self._chunked = False
-        self._streaming = False
         self._ahead = 0
         self._body_began = 0.0
         self._waiting: asyncio.Handle | None = None  # the rest of a long burst of input, for the loop's next turn
         self._in_head = False  # a head has begun and is not whole
         self._lingers = False  # the answer is an early one: what still comes of the request is thrown away
         self._stuck: tuple[int, float] | None = None  # unsent bytes of a paused reader, and since when it is so many
-        self._head_only = False
 
     # -- transport callbacks -------------------------------------------------------------------------------------------
 
@@ -299,72 +288,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             self.transport.close()
 
-    # -- output, for the exchange --------------------------------------------------------------------------------------
-
-    def reply(self, status: int, lines: bytes, body: bytes) -> None:
-        """The whole answer; `lines` are rendered header lines. The exchange is over."""
-        self._write_reply(status, lines, body, close=not self._keep_alive or self.server.draining)
-        self._done()
-
-    def _write_reply(self, status: int, lines: bytes, body: bytes, *, close: bool) -> None:
-        head = response_start(status, lines, content_length=None if status in BODILESS else len(body), close=close)
-        if len(body) < JOIN_BELOW or self._head_only:
-            self.transport.write(head if self._head_only else head + body)
-        else:
-            self.transport.writelines((head, body))
-
-    def start(self, status: int, lines: bytes, first: bytes = b"") -> None:
-        """Begin an answer of unknown length, with its first piece if there is one."""
-        self._streaming = True
-        close = not self._keep_alive or not self._chunked or self.server.draining
-        head = response_start(status, lines, chunked=self._chunked, close=close)
-        if close:
-            self._keep_alive = False
-        if self._head_only:
-            first = b""
-        self.transport.write(head + (chunk(first) if self._chunked and first else first))
-
-    def start_sized(self, status: int, lines: bytes, length: int) -> None:
-        """Begin an answer of known length; `write` then gives its bytes."""
-        close = not self._keep_alive or self.server.draining
-        if close:
-            self._keep_alive = False
-        self._chunked = False
-        self.transport.write(response_start(status, lines, content_length=length, close=close))
-
-    def write(self, data: bytes) -> bool:
-        """The next piece. False when the reader is so far behind that it was cut off."""
-        if self._head_only or not data:
-            return True
-        self.transport.write(chunk(data) if self._chunked else data)
-        if self.paused and self.transport.get_write_buffer_size() > MAX_UNSENT:
-            self._leave()
-            self.transport.abort()
-            return False
-        return True
-
-    def finish(self) -> None:
-        """The answer is whole. The exchange is over."""
-        if self._chunked and self._streaming and not self._head_only:
-            self.transport.write(LAST_CHUNK)
-        self._done()
-
-    def break_off(self, last: bytes = b"") -> None:
-        """End a begun answer so that nobody can take it for whole: `last` is written, no terminator, then close."""
-        if last:
-            self.transport.write(chunk(last) if self._chunked else last)
-        self.exchange = None
-        self._release_body()
-        if self._chunked or last:
-            self.close()
-        else:
-            self._reset()  # without chunks or words only that tells that something is missing
-
-    def _reset(self) -> None:
-        sock = self.transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.transport.abort()
+    # -- the end of an exchange -------------------------------------------------------------------------------------------
 
     def _done(self) -> None:
         self.exchange = None

@@ -1,0 +1,111 @@
+"""The output side of a client connection: what an exchange calls to answer.
+
+In: status, rendered header lines, bodies and pieces from the gateway. Out: bytes on the transport, framed as the client's
+version of HTTP wants them. Loop thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from abc import abstractmethod
+
+from laya.net.flow import MAX_UNSENT
+from laya.wire.reply import LAST_CHUNK, chunk, response_start
+
+BODILESS = (204, 304)
+JOIN_BELOW = 16 * 1024  # a copy this small is cheaper than a second buffer in the write queue
+
+
+class Answering(asyncio.Protocol):
+    """Base of `ClientConnection`. `_chunked`, `_keep_alive` and `_head_only` belong to the request that is answered."""
+
+    __slots__ = ("server", "transport", "exchange", "paused", "_keep_alive", "_chunked", "_streaming", "_head_only")
+
+    def __init__(self, server) -> None:
+        self.server = server
+        self.transport: asyncio.Transport | None = None
+        self.exchange = None
+        self.paused = False
+        self._keep_alive = True
+        self._chunked = False
+        self._streaming = False
+        self._head_only = False
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def _leave(self) -> None: ...
+
+    @abstractmethod
+    def _release_body(self) -> None: ...
+
+    @abstractmethod
+    def _done(self) -> None: ...
+
+    def reply(self, status: int, lines: bytes, body: bytes) -> None:
+        """The whole answer; `lines` are rendered header lines. The exchange is over."""
+        self._write_reply(status, lines, body, close=not self._keep_alive or self.server.draining)
+        self._done()
+
+    def _write_reply(self, status: int, lines: bytes, body: bytes, *, close: bool) -> None:
+        head = response_start(status, lines, content_length=None if status in BODILESS else len(body), close=close)
+        if len(body) < JOIN_BELOW or self._head_only:
+            self.transport.write(head if self._head_only else head + body)
+        else:
+            self.transport.writelines((head, body))
+
+    def start(self, status: int, lines: bytes, first: bytes = b"") -> None:
+        """Begin an answer of unknown length, with its first piece if there is one."""
+        self._streaming = True
+        close = not self._keep_alive or not self._chunked or self.server.draining
+        head = response_start(status, lines, chunked=self._chunked, close=close)
+        if close:
+            self._keep_alive = False
+        if self._head_only:
+            first = b""
+        self.transport.write(head + (chunk(first) if self._chunked and first else first))
+
+    def start_sized(self, status: int, lines: bytes, length: int) -> None:
+        """Begin an answer of known length; `write` then gives its bytes."""
+        close = not self._keep_alive or self.server.draining
+        if close:
+            self._keep_alive = False
+        self._chunked = False
+        self.transport.write(response_start(status, lines, content_length=length, close=close))
+
+    def write(self, data: bytes) -> bool:
+        """The next piece. False when the reader is so far behind that it was cut off."""
+        if self._head_only or not data:
+            return True
+        self.transport.write(chunk(data) if self._chunked else data)
+        if self.paused and self.transport.get_write_buffer_size() > MAX_UNSENT:
+            self._leave()
+            self.transport.abort()
+            return False
+        return True
+
+    def finish(self) -> None:
+        """The answer is whole. The exchange is over."""
+        if self._chunked and self._streaming and not self._head_only:
+            self.transport.write(LAST_CHUNK)
+        self._done()
+
+    def break_off(self, last: bytes = b"") -> None:
+        """End a begun answer so that nobody can take it for whole: `last` is written, no terminator, then close."""
+        if last:
+            self.transport.write(chunk(last) if self._chunked else last)
+        self.exchange = None
+        self._release_body()
+        if self._chunked or last:
+            self.close()
+        else:
+            self._reset()  # without chunks or words only that tells that something is missing
+
+    def _reset(self) -> None:
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
