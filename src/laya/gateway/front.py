@@ -104,7 +104,7 @@ class Gateway:
             if plan.api is None:
                 exchange = connection.exchange = Exchange(self, connection, request, body, plan)
                 self._page(exchange)
-            elif plan.coded or len(body) > READ_ON_LOOP:
+            elif plan.coded or plan.boundary is not None or len(body) > READ_ON_LOOP:
                 self._read_in_worker(connection, request, body, plan)
             else:
                 self._route(connection, request, body, plan, read_routing(body))
