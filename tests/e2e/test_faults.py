@@ -87,7 +87,7 @@ def configuration(model_path, **more) -> dict:
 def faulty(model_path, tmp_path_factory) -> Iterator[tuple[Laya, Path]]:
     folder = tmp_path_factory.mktemp("faulty")
     fault, env = planted(folder)
-    with running(configuration(model_path, step_timeout_s=1), folder, "serve", env=env) as laya:
+    with running(configuration(model_path, step_timeout_s=5), folder, "serve", env=env) as laya:
         laya.wait_ready()
         yield laya, fault
 
@@ -117,7 +117,7 @@ def test_a_stuck_step_is_told_and_its_end_too(faulty):
     fault.write_text("hang")
     asker = threading.Thread(target=lambda: answers.append(paris(laya)))
     asker.start()
-    assert laya.wait_for(lambda: laya.get("/ready")[0] == 503, 20)
+    assert laya.wait_for(lambda: laya.get("/ready")[0] == 503, 40)
     assert json.loads(laya.get("/ready")[1])["components"]["engines"]["local"]["stuck"] and laya.get("/health")[0] == 200
     assert laya.wait_for(lambda: any("laya-engine" in line or "most recent call first" in line for line in laya.other))
     status, body, headers = laya.chat("smol", "Hello")
