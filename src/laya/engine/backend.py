@@ -125,7 +125,7 @@ class EngineBackend:
         step_s = self._step_age()
         if step_s is not None:
             status["step_s"] = round(step_s, 3)
-            status["stuck"] = step_s > self.settings.step_timeout_s
+            status["stuck"] = self._stuck()
         if self.failure is not None:
             status["failure"] = type(self.failure).__name__
         return status
@@ -167,8 +167,7 @@ class EngineBackend:
         """Call about once a second: what must happen although a step is stuck."""
         for offer in self._admission.expire():
             offer.owner.deliver(expired(self._admission))
-        step_s = self._step_age()
-        if step_s is None or step_s <= self.settings.step_timeout_s:
+        if not self._stuck():
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = self._clock()
@@ -237,8 +236,13 @@ class EngineBackend:
     def _refuse_unless_serving(self) -> None:
         if self.state in _NOT_SERVING:
             raise self._refusal()
-        if self._stuck_since is not None:
+        if self._stuck():
             raise Unavailable("The engine does not answer: a step is stuck.", retry_after=_PROTECTED_RETRY_S)
+
+    def _stuck(self) -> bool:
+        """As it is now, not at the last tick: who asks after the step has come back is served."""
+        step_s = self._step_age()
+        return step_s is not None and step_s > self.settings.step_timeout_s
 
     def _step_age(self) -> float | None:
         began = self._loop.tally.step_began if self._loop is not None else None
