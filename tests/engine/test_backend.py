@@ -312,14 +312,16 @@ def test_an_engine_can_be_stopped_while_it_loads_and_before_it_starts():
 
 
 def test_a_stuck_step_is_reported_once_and_holds_nobody_in_the_queue(capfd):
-    house = House(max_num_seqs=1, step_timeout_s=0.05, queue_timeout_s=0.05, prefill_chunk_tokens=32).ready()
+    house = House(max_num_seqs=1, step_timeout_s=0.5, queue_timeout_s=0.05, prefill_chunk_tokens=32).ready()
     gate = threading.Event()
     house.runner.before_run = lambda batch: gate.wait(LONGEST_S)
     stuck = house.submit("stuck")
-    house.until(lambda: house.backend.status().get("stuck"))
+    house.until(lambda: "step_s" in house.backend.status())
     waiting = house.submit("waiting")
     house.until(lambda: waiting.kinds == ["queued"])
-    time.sleep(0.06)
+    house.until(lambda: house.backend.status().get("stuck"))
+    with pytest.raises(Unavailable, match="stuck"):
+        house.submit("too late")
     house.backend.tick()
     house.backend.tick()
     assert isinstance(waiting.end, Unavailable)
