@@ -83,6 +83,10 @@ class EngineConfig(Section, kw_only=True):
         float,
         about("for /v1/systemone: above 1 evens probabilities out, below 1 sharpens them, as calibration found", gt=0, le=100),
     ] = 1.0  # fmt: skip
+    decision_calibration: Annotated[
+        str | None,
+        about('for /v1/systemone: JSON file of such figures by type, {"noul": 1.3, "choice": 1.6, "score": 1.4}; null: none'),
+    ] = None  # fmt: skip
     decision_options: Annotated[
         int | None,
         about("for /v1/systemone: options the model reads; longer lists are narrowed down; null: 16 on the CPU, all on a GPU",

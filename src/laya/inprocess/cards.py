@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from laya.config import EngineConfig, served_name
+from laya.errors import StartError
 from laya.inprocess.plans import EnginePlan
 from laya.schema.generation import ModelCard
 
+_read_calibration = msgspec.json.Decoder(dict[Literal["noul", "choice", "score"], Annotated[float, msgspec.Meta(gt=0)]]).decode
 Loaded = tuple[Any, Any, ModelCard]  # runner, tokenizer, card
 
 
@@ -35,9 +37,23 @@ def with_settings(load: Callable[[], Loaded], settings: EngineConfig) -> Callabl
 
 
 def _with_settings(details: dict[str, Any], settings: EngineConfig) -> dict[str, Any]:
-    details = {**details, "decision_temperature": settings.decision_temperature}
+    temperatures = dict.fromkeys(("noul", "choice", "score"), settings.decision_temperature)
+    if settings.decision_calibration is not None:
+        temperatures |= _calibration(settings.decision_calibration)
+    details = {**details, "decision_temperatures": temperatures}
     if settings.decision_options is not None:
         details["decision_options"] = settings.decision_options
     if settings.tool_calls != "auto":
         details["chat_style"] = {**details.get("chat_style", {}), "calls": settings.tool_calls}
     return details
+
+
+def _calibration(path: str) -> dict[str, float]:
+    """Temperatures by type of decision, from the file that a calibration run wrote. Raises StartError in one line."""
+    try:
+        with open(path, "rb") as file:
+            return _read_calibration(file.read())
+    except OSError as exc:
+        raise StartError(f"inference.decision_calibration: {path}: {exc.strerror}") from None
+    except msgspec.DecodeError as exc:
+        raise StartError(f"inference.decision_calibration: {path}: {exc}; allowed: noul, choice, score, above 0") from None

@@ -50,6 +50,8 @@ def plan_engines(config: Config, machine: Machine) -> list[EnginePlan]:
     """Raises StartError for a model that is not there or cannot be read; a plan that does not fit is returned as such."""
     made: list[EnginePlan] = []
     for name, settings in config.engines_by_name().items():
+        if settings.decision_calibration is not None:
+            settings = msgspec.structs.replace(settings, decision_calibration=config.path_of(settings.decision_calibration))
         made.append(_plan_one(name, settings, config, machine, made))
     return made
 

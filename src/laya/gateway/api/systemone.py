@@ -135,7 +135,7 @@ class DecisionWriter:
         self._questions = list(request.questions.items())
         self._model = model
         self._chat = card.chat
-        self._temperature = card.details.get("decision_temperature", 1.0)
+        self._temperatures = card.details.get("decision_temperatures", {})
         self._answers: dict[str, dict] = {}
 
     def decided(self, options: tuple[str, ...], event: Finished) -> None:
@@ -143,7 +143,7 @@ class DecisionWriter:
         name, question = self._questions[len(self._answers)]
         names = options if self._chat else [option.removeprefix(SPACE) for option in options]
         logprobs = dict(zip(names, event.option_logprobs or (), strict=True))
-        self._answers[name] = answer_of(question, logprobs, self._temperature)
+        self._answers[name] = answer_of(question, logprobs, self._temperatures.get(question.__struct_config__.tag, 1.0))
 
     def head(self) -> bytes:
         return b""
