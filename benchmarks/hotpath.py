@@ -22,7 +22,6 @@ from gateway_bench.bodies import LARGE_BYTES, SMALL_BYTES  # noqa: E402
 from gateway_bench.figures import number, table  # noqa: E402
 from gateway_bench.inprocess import Path, measured  # noqa: E402
 from gateway_bench.tricks import FEATURES, TRICKS, Switch  # noqa: E402
-from laya import log  # noqa: E402
 from laya.schema import fields  # noqa: E402
 from laya.schema.openai import decode_chat  # noqa: E402
 from laya.wire.inbound import Inbound  # noqa: E402
@@ -95,17 +94,15 @@ def parts(path: Path, rounds: int) -> dict[str, float]:
         "(whole body decoded instead, 16 KB)": least(each(decode_chat, large), rounds),
         "route and pick": least(each(choose, [fields.read_routing(body) for body in small]), rounds),
         "parse answer": least(each(parse_answer, [stub.COMPLETION] * 512), rounds),
-        "format a log line (its own thread)": least(each(log._format, _log_lines(path)), rounds),
+        "an access line": least(each(path.gateway.log.access, _records(path)), rounds),
     }
 
 
-def _log_lines(path: Path) -> list[tuple]:
-    """What the writer thread gets for each request."""
-    path.gateway.log._lines.clear()
-    for request in path.requests[SMALL_BYTES]:
-        path.client.data_received(request)
-        path.backend.data_received(stub.COMPLETION)
-    return list(path.gateway.log._lines)
+def _records(path: Path) -> list[tuple]:
+    """What the log gets for each request."""
+    ids = (b"req-%024x" % number for number in range(len(path.requests[SMALL_BYTES])))
+    place = ("127.0.0.1", b"POST", b"/v1/chat/completions", "chat", "all", "up", "gpt-4o-mini")
+    return [(request_id, *place, 200, "ok", 0.001234, None) for request_id in ids]
 
 
 def measure(path: Path, rounds: int) -> dict:
