@@ -26,6 +26,7 @@ from laya.gateway.figures import routing_components, routing_counters, routing_g
 from laya.gateway.front import Gateway
 from laya.gateway.pages import Pages
 from laya.gateway.reload import Reloader
+from laya.gateway.staging import Stages
 from laya.gateway.store import ResponseStore
 from laya.log import Log, forward_logging
 from laya.net.clock import Clock
@@ -37,6 +38,8 @@ from laya.routing.sessions.journal import open_journal
 from laya.routing.sessions.store import open_sessions
 from laya.routing.table import RouteTable
 from laya.telemetry import Exposition, Telemetry, resident_bytes
+from laya.ui.desk import Desk
+from laya.ui.history import History
 
 
 def run(config: Config, role: str = "serve") -> int:
@@ -84,6 +87,7 @@ async def _serve(config: Config, role: str, log: Log) -> int:
         telemetry.gauges.append(lambda: memory_gauges(watchdog, engines))
     engine_ids = {engine.card.id: name for name, engine in engines.items()}
     table = RouteTable.compile(config, engine_ids)
+    stages = Stages(config)
     loopback = _is_loopback(config.server.host)
     journal = open_journal(config, loop.call_soon_threadsafe)
     if config.router.mode == "shared":
@@ -91,30 +95,37 @@ async def _serve(config: Config, role: str, log: Log) -> int:
     sessions = open_sessions(config.router, journal, loop.call_later)
     clock.add(sessions)
     store = ResponseStore(max_bytes=config.router.responses.max_bytes, ttl_s=config.router.responses.ttl_s, journal=journal)
+    history = History(telemetry, engines, backends, clock.now)
+    clock.add(history)
     gateway = server.gateway = Gateway(
         table=table, backends=backends, engines=engines,
         access=Access(config.auth, config.server.cors_origins, loopback=loopback), telemetry=telemetry, log=log,
         offload=worker.offload, now=lambda: clock.now, store=store,
-        sessions=sessions, later=loop.call_later,
+        sessions=sessions, later=loop.call_later, stages=stages,
         pages=Pages(
             Exposition(telemetry), ready=lambda: _ready(backends, engines, server), healthy=lambda: _healthy(backends, engines),
             components=lambda: _components(gateway, server, watchdog, reloader), metrics_open=loopback,
+            desk=Desk(
+                role, gateway=lambda: gateway, ready=lambda: _ready(backends, engines, server), history=history,
+                components=lambda: _components(gateway, server, watchdog, reloader), now=lambda: clock.now,
+            ),
         ),
     )  # fmt: skip
 
-    def apply(new: Config, compiled: RouteTable) -> None:
+    def apply(new: Config, compiled: tuple[RouteTable, Stages]) -> None:
         """Backends of unchanged settings stay, with connections, counts and breakers; the others end with their calls."""
         found = _backends(new, role, backends, pooled)
         gone = [backend for name, backend in backends.items() if found.get(name) is not backend]
         backends.clear()
         backends.update(found)
-        gateway.adopt(compiled, Access(new.auth, config.server.cors_origins, loopback=loopback))
+        gateway.adopt(*compiled, Access(new.auth, config.server.cors_origins, loopback=loopback))
         probe.watch(list(backends.values()))
         for backend in gone:
             backend.pool.retire()
 
     reloader = Reloader(
-        config, load=lambda: load(config.source), compile=lambda new: RouteTable.compile(new, engine_ids), apply=apply,
+        config, load=lambda: load(config.source), compile=lambda new: (RouteTable.compile(new, engine_ids), Stages(new)),
+        apply=apply,
         post=loop.call_soon_threadsafe, log=log, show_errors=loopback,
     )  # fmt: skip
     telemetry.gauges.extend((

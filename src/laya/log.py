@@ -57,12 +57,12 @@ class Log:
             except (ValueError, TypeError):  # a value that no JSON can hold: the line is lost, the log goes on
                 self.dropped += 1
 
-    def access(self, record: tuple) -> None:
-        """A finished request: `ACCESS_FIELDS` in order. The caller checks `info_on`."""
+    def access(self, record: tuple, note: bytes = b"") -> None:
+        """A finished request: `ACCESS_FIELDS` in order, and members ready made. The caller checks `info_on`."""
         request_id, client, method, path, api, route, backend, model, status, outcome, seconds, tokens = record
         counts = b',"prompt_tokens":%d,"completion_tokens":%d' % tokens if tokens else b""
         who = _who(client, method, path, api, route, backend, model)
-        self._append(_ACCESS % (_stamp(time.time()), request_id, who, status, outcome.encode(), seconds, counts))
+        self._append(_ACCESS % (_stamp(time.time()), request_id, who, status, outcome.encode(), seconds, counts + note))
 
     def _append(self, line: bytes) -> None:
         if len(self._lines) < MAX_LINES:

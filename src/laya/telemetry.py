@@ -54,6 +54,7 @@ HELP = {
     "laya_responses_bytes": "Stored conversations in memory.",
     "laya_route_decisions": "Requests by what led to their target: a rule of `classify`, or an override.",
     "laya_retry_budget_exhausted": "Retries that the budget did not allow.",
+    "laya_redacted": "Values that redaction found in requests, by kind.",
     "laya_config_reloads": "Configurations taken over while running.",
     "laya_config_reload_failed": "1 when the last reload was refused and the old configuration stays.",
 }

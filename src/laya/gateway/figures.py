@@ -56,3 +56,5 @@ def routing_counters(gateway) -> Iterator[Sample]:
     yield "laya_retry_budget_exhausted", {}, gateway.budget.exhausted
     for (route, rule, target), times in gateway.steering.decisions.items():
         yield "laya_route_decisions", {"route": route, "rule": rule, "backend": target}, times
+    for kind, times in gateway.staging.redacted.items():
+        yield "laya_redacted", {"kind": kind}, times

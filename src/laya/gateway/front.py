@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import deque
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
+from laya.config import Config
 from laya.errors import InternalError, LayaError, Unavailable
 from laya.gateway.access import Access
 from laya.gateway.backends import Backend
@@ -25,6 +27,7 @@ from laya.gateway.pages import Pages
 from laya.gateway.plan import HeadPlan
 from laya.gateway.proxy import ProxyExchange
 from laya.gateway.selection import Selection
+from laya.gateway.staging import Stages, Staging
 from laya.gateway.steering import Steering, Way
 from laya.gateway.store import ResponseStore
 from laya.gateway.stored_responses import PREFIX as STORED_PREFIX
@@ -46,6 +49,8 @@ LOCAL_KINDS: dict[str | None, Any] = {
 PROXY_KINDS: dict[str | None, Any] = {"responses": TranslatedProxy, "messages": TranslatedProxy}
 # What goes along when a request moves on to a target of another kind.
 CARRIED = ("model", "began", "request_id", "attempts", "session", "note")
+# Finished requests that /ui may show: what one scrolls through, some 100 KiB.
+RECENT = 200
 Offload = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 
@@ -56,7 +61,7 @@ class Gateway:
     def __init__(
         self, *, table: RouteTable, backends: dict[str, Backend], engines: dict[str, Any], access: Access, telemetry: Telemetry,
         log: Log, offload: Offload, now: Callable[[], float], pages: Pages, store: ResponseStore | None = None,
-        sessions: SessionStore | None = None, later: Later | None = None,
+        sessions: SessionStore | None = None, later: Later | None = None, stages: Stages | None = None,
     ) -> None:  # fmt: skip
         self.table = table
         self.backends = backends
@@ -70,18 +75,22 @@ class Gateway:
         self.selection = Selection(table, backends, engines, self.models, now)
         self.sessions = sessions or MemorySessions(1)
         self.steering = Steering(self, self.sessions)
+        self.staging = Staging(self, stages or Stages(Config()))
         self.budget = RetryBudget()
         self.later = later
         self.pages = pages
         self.store = store  # conversations of /v1/responses
+        self.recent: deque[tuple[float, tuple]] = deque(maxlen=RECENT)  # (when, access record)
+        self.watchers = 0  # of /ui
         self._run = b"req-" + os.urandom(6).hex().encode()
         self._count = itertools.count(1)
 
-    def adopt(self, table: RouteTable, access: Access) -> None:
+    def adopt(self, table: RouteTable, stages: Stages, access: Access) -> None:
         """Serve by these rules and keys from the next request on; `backends` was changed in place. Requests under way keep
         what they have."""
         turn = self.selection.turn
         self.table, self.access = table, access
+        self.staging.adopt(stages)
         self.models = ModelList(table, self.engines)
         self.selection = Selection(table, self.backends, self.engines, self.models, self.now)
         self.selection.turn = turn
@@ -107,13 +116,13 @@ class Gateway:
             elif plan.coded or plan.boundary is not None or len(body) > READ_ON_LOOP:
                 self._read_in_worker(connection, request, body, plan)
             else:
-                self._route(connection, request, body, plan, read_routing(body))
+                self.route(connection, request, body, plan, read_routing(body))
         except LayaError as refused:
             self._refuse(connection, request, body, plan, refused)
         except Exception as fault:
             self._refuse(connection, request, body, plan, self.fault(fault))
 
-    def _guard(self, connection, request, body: bytes, plan: HeadPlan, step: Callable, *arguments: Any) -> None:
+    def guard(self, connection, request, body: bytes, plan: HeadPlan, step: Callable, *arguments: Any) -> None:
         """Take a later step for a request, with the same last line of defence as `accept`."""
         try:
             step(*arguments)
@@ -160,15 +169,19 @@ class Gateway:
                 waiting.fail(Unavailable("too much data is held in memory just now"))
                 return
             connection.exchange = None
-            self._guard(connection, request, plain, plan, self._route, connection, request, plain, plan, fields)
+            self.guard(connection, request, plain, plan, self.route, connection, request, plain, plan, fields)
 
         encoding = request.fields.get(b"content-encoding", b"")
         limit = connection.server.limits.max_body_bytes
         self.offload(lambda: _unpack_and_read(body, encoding, limit, plan.boundary), done)
 
-    def _route(self, connection, request, body: bytes, plan: HeadPlan, fields: RoutingFields) -> None:
+    def route(self, connection, request, body: bytes, plan: HeadPlan, fields: RoutingFields) -> None:
+        """Find the request's way by its model name. Raises LayaError."""
         selection = self.selection
         name, route = selection.route_of(fields.model, plan)
+        if route.staged and not connection.ready_for(route):
+            self.staging.prepare(connection, request, body, plan, fields, route)
+            return
         candidates = selection.choose(route, fields) if plan.target is None else None
         if candidates is None:
             self.steering.steer(Way(connection, request, body, plan, fields, name, route))
@@ -212,11 +225,11 @@ class Gateway:
         for name in CARRIED:
             setattr(exchange, name, getattr(old, name))
         connection.exchange = exchange
-        self._guard(connection, old.request, old.body, old.plan, exchange.start)
+        self.guard(connection, old.request, old.body, old.plan, exchange.start)
 
     def guarded(self, way: Way, step: Callable, *arguments: Any) -> None:
         """A step of steering that was waited for, with the same last line of defence as `accept`."""
-        self._guard(way.connection, way.request, way.body, way.plan, step, way, *arguments)
+        self.guard(way.connection, way.request, way.body, way.plan, step, way, *arguments)
 
     def may_retry(self) -> bool:
         """The retry budget allows one more."""
@@ -236,6 +249,8 @@ class Gateway:
             answer_stored(exchange)
         elif path == b"/metrics":
             self._metrics(exchange)
+        elif self.pages.for_people(path):
+            self.pages.desk.answer(exchange)
         else:
             status, content_type, body = self.pages.render(path)
             exchange.answer(status, b"content-type: " + content_type + b"\r\n", body, "ok")
@@ -270,13 +285,17 @@ class Gateway:
         """Once for each exchange: metrics and log."""
         plan = exchange.plan
         self.telemetry.count(exchange.route, exchange.backend, plan.api or "page", outcome)
-        if self.log.info_on:
+        if self.log.info_on or self.watchers:
             request, key = exchange.request, plan.key
-            self.log.access((
+            record = (
                 exchange.request_id, key.name if key is not None else exchange.connection.peer, request.method, plan.path[:256],
                 plan.api or "page", exchange.route, exchange.backend, exchange.model[:128], exchange.status, outcome,
                 perf_counter() - exchange.began, exchange.tokens,
-            ))  # fmt: skip
+            )  # fmt: skip
+            if plan.api is not None:
+                self.recent.append((time(), record))
+            if self.log.info_on:
+                self.log.access(record, exchange.connection.log_note() if exchange.connection.staged else b"")
 
 
 def _unpack_and_read(body: bytes, encoding: bytes, limit: int, boundary: bytes | None) -> tuple[bytes, RoutingFields]:

@@ -10,7 +10,7 @@ from time import perf_counter, time
 from laya.errors import BadUpstream, LayaError, Unavailable, UpstreamTimeout
 from laya.gateway.dispatch import MAX_RETRY_AFTER_S, RETRIABLE_STATUS, Next, retry_after_of
 from laya.gateway.exchange import STREAMING, WAITING
-from laya.gateway.rename import RenamingExchange
+from laya.gateway.vigil import WatchedExchange, is_stream
 from laya.schema.codec import encode_json, encode_members
 from laya.wire.reply import header_lines, open_request_head
 from laya.wire.sse import StreamWatch
@@ -24,7 +24,6 @@ REQUEST_DROP = frozenset({
 RESPONSE_DROP = frozenset({b"x-request-id", b"x-laya-route", b"x-laya-backend", b"server-timing", b"date", b"server"})
 # APIs whose streams are whole only with `data: [DONE]`.
 ENDS_WITH_DONE = frozenset({"chat", "completions"})
-BODILESS = (204, 304)
 # Failures that tell nothing about the backend's health: our own queue, and a kept connection that it had closed.
 SAYS_NOTHING = frozenset({"busy", "stale"})
 # Answers that say when to come back.
@@ -34,14 +33,13 @@ FRAME_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 MAX_PARTIAL = 64 * 1024
 
 
-class ProxyExchange(RenamingExchange):
+class ProxyExchange(WatchedExchange):
     """`_target` is where the call is now."""
 
     call = None
     _probe = False  # this request is the one that a half-open breaker lets through
     _target = None
     _sse = False
-    _watch: StreamWatch | None = None  # of a stream
     _partial = b""
     _paused = False
     _sent_at = 0.0
@@ -93,7 +91,7 @@ class ProxyExchange(RenamingExchange):
         if self.plan.coded:
             drop |= {b"content-encoding"}  # the body was unpacked to be read
         headers = [pair for pair in request.headers if pair[0] not in drop] + backend.headers
-        if target.model is not None:  # the answer will be read to put the client's name for the model into it
+        if target.model is not None or self.connection.reads_answers:  # by us: for the client's name of the model, or stages
             headers = [pair for pair in headers if pair[0] != b"accept-encoding"] + [(b"accept-encoding", b"identity")]
         return open_request_head(request.method, backend.target(self.plan.path, request.query), backend.authority, headers)
 
@@ -135,6 +133,9 @@ class ProxyExchange(RenamingExchange):
         if status >= 400 and self._try_elsewhere(response):
             return
         self.status = status
+        if self.state is STREAMING:
+            self._late_head(response)
+            return
         lines = response.memo.lines
         if lines is None:
             lines = _lines_of(response)
@@ -309,12 +310,6 @@ def hop_names(request) -> frozenset[bytes]:
     if listed is None:
         return frozenset()
     return frozenset(name.strip().lower() for name in listed.split(b",")) | {b"connection"}
-
-
-def is_stream(response) -> bool:
-    """The answer is server-sent events, and has a body to hold them."""
-    kind = response.fields.get(b"content-type", b"").lower()
-    return kind.startswith(b"text/event-stream") and response.status not in BODILESS
 
 
 def outcome_of_status(status: int) -> str:

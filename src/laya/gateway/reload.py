@@ -18,14 +18,14 @@ import msgspec
 from laya.config import Config
 from laya.errors import ConfigError, StartError
 from laya.log import Log
-from laya.routing.table import RouteTable
 
 WATCH_S = 1.0  # a change is seen within this time and SETTLE_S
 # A file that was just changed must look the same once more: editors and copies write in several steps.
 SETTLE_S = 0.2
-TAKEN = frozenset({"backends", "routes", "auth", "source"})  # sections that a reload takes over whole
+TAKEN = frozenset({"backends", "routes", "auth", "stages", "source"})  # sections that a reload takes over whole
 
-Apply = Callable[[Config, RouteTable], None]
+Compiled = Any  # what `compile` makes of a configuration: the route table, and what else is built off the loop
+Apply = Callable[[Config, Compiled], None]
 
 
 class Reloader:
@@ -33,7 +33,7 @@ class Reloader:
     and `compile`; all else is the loop thread's."""
 
     def __init__(
-        self, config: Config, *, load: Callable[[], Config], compile: Callable[[Config], RouteTable], apply: Apply,
+        self, config: Config, *, load: Callable[[], Config], compile: Callable[[Config], Compiled], apply: Apply,
         post: Callable[[Callable[[], None]], Any], log: Log, show_errors: bool,
     ) -> None:  # fmt: skip
         self.failed = False
@@ -113,7 +113,7 @@ class Reloader:
 
     # -- loop thread -----------------------------------------------------------------------------------------------------
 
-    def _adopt(self, config: Config, table: RouteTable, ignored: list[str]) -> None:
+    def _adopt(self, config: Config, table: Compiled, ignored: list[str]) -> None:
         try:
             self._apply(config, table)
         except StartError as error:

@@ -23,6 +23,10 @@ class Answering(asyncio.Protocol):
 
     __slots__ = ("server", "transport", "exchange", "paused", "_keep_alive", "_chunked", "_streaming", "_head_only")
 
+    # What `gateway.between` says otherwise, where something stands before this connection.
+    staged = False
+    reads_answers = False
+
     def __init__(self, server) -> None:
         self.server = server
         self.transport: asyncio.Transport | None = None
@@ -44,6 +48,10 @@ class Answering(asyncio.Protocol):
 
     @abstractmethod
     def _done(self) -> None: ...
+
+    def ready_for(self, route) -> bool:
+        """Whether what `route` wants done to the request was done."""
+        return False
 
     def reply(self, status: int, lines: bytes, body: bytes) -> None:
         """The whole answer; `lines` are rendered header lines. The exchange is over."""

@@ -43,7 +43,8 @@ class Route:
     """A compiled rule. `state` belongs to the dispatcher (counters, picks); the table never touches it."""
 
     __slots__ = (
-        "name", "targets", "policy", "redact", "cache", "max_prompt_tokens", "fallback", "classify", "implicit", "state",
+        "name", "targets", "policy", "redact", "cache", "staged", "max_prompt_tokens", "fallback", "classify", "implicit",
+        "state",
     )  # fmt: skip
 
     def __init__(self, name: str, targets: tuple[Target, ...], *, redact: bool, cache: bool, implicit: bool = False) -> None:
@@ -52,6 +53,7 @@ class Route:
         self.policy = "least_busy"
         self.redact = redact
         self.cache = cache
+        self.staged = redact or cache  # a request stops at the stages; the table adds the user's own
         self.max_prompt_tokens: int | None = None
         self.fallback: tuple[str, ...] = ()
         self.classify: Classifier | None = None
@@ -89,6 +91,9 @@ class RouteTable:
             table._add_engines(engine_names)
             table._check_fallbacks()
             table._set_default()
+            if config.stages.custom:
+                for route in (*table.routes.values(), *table._exact.values()):
+                    route.staged = True
         except ConfigError as exc:
             raise ConfigError(f"{config.source}: {exc}" if config.source else str(exc)) from None
         return table

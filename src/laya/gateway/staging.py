@@ -1,0 +1,143 @@
+"""The stages of the configuration, and the way of a request through them: redact, the user's own, cache.
+
+In: a request whose route has stages, before a target is chosen. Out: the request as the stages leave it, on a `Staged`
+connection that does the rest on the way back. `Stages` is built at start and at a reload, on any thread; `Staging` is the loop
+thread's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from laya.config import Config
+from laya.errors import ConfigError, InvalidRequest, LayaError, Unavailable
+from laya.gateway.exchange import Exchange
+from laya.gateway.staged import FILTER_ON_LOOP, Staged
+from laya.schema.codec import decode_members, encode_members
+from laya.schema.fields import RoutingFields, read_routing
+
+
+class Stages:
+    """What `stages` of one configuration says. Raises ConfigError for a pattern that cannot be, StartError for a stage of the
+    user's own that cannot be had."""
+
+    def __init__(self, config: Config) -> None:
+        self.settings = config.stages
+        redact = config.stages.redact
+        self.reports = redact.mode == "report"
+        self.redactor = _redactor(redact) if redact.enabled or any(route.redact for route in config.routes) else None
+
+
+def _redactor(settings):
+    from laya.stages.redact import Redactor  # its automaton costs start-up time and memory: only where it is used
+
+    try:
+        return Redactor(settings)
+    except ValueError as exc:
+        raise ConfigError(f"stages.redact.patterns: {exc}") from None
+
+
+class Staging:
+    def __init__(self, gateway, stages: Stages) -> None:
+        self.redacted: dict[str, int] = {}  # kind -> values found so far
+        self._gateway = gateway
+        self._stages = stages
+
+    def adopt(self, stages: Stages) -> None:
+        """Requests from now on go through these."""
+        self._stages = stages
+
+    # -- the request's way in ------------------------------------------------------------------------------------------
+
+    def prepare(self, connection, request, body: bytes, plan, fields: RoutingFields, route) -> None:
+        """Do what the route wants done to the request, then route it (again: a stage may have changed its model)."""
+        gateway, stages = self._gateway, self._stages
+        staged = connection if connection.staged else self.between(connection, request, body, plan)
+        redactor = stages.redactor if route.redact and not staged.redacted else None
+        staged.redacted = staged.redacted or route.redact
+        staged.customised = True
+        if redactor is None:
+            gateway.route(staged, request, body, plan, fields)
+            return
+        if plan.boundary is not None:
+            if not stages.reports:
+                raise InvalidRequest("This route redacts, and forms with files cannot be redacted.")
+            gateway.route(staged, request, body, plan, fields)
+            return
+
+        def work() -> tuple[bytes, RoutingFields, Any]:
+            return _prepared(redactor, body, plan.api, stages.reports)
+
+        if len(body) <= FILTER_ON_LOOP:
+            self._go_on(staged, request, plan, body, work())
+        else:
+            self._wait(staged, request, plan, body, work)
+
+    def between(self, connection, request, body: bytes, plan) -> Staged:
+        """Put a `Staged` before a client's connection."""
+        staged = connection.exchange = Staged(self._gateway, connection, request, body, plan)
+        return staged
+
+    def _wait(self, staged: Staged, request, plan, body: bytes, work: Callable[[], tuple]) -> None:
+        gateway = self._gateway
+        waiting = staged.exchange = Exchange(gateway, staged, request, body, plan)
+
+        def done(result: Any) -> None:
+            if staged.exchange is not waiting:
+                return  # the client left meanwhile
+            if isinstance(result, LayaError):
+                waiting.fail(result)
+                return
+            staged.exchange = None
+            gateway.guard(staged, request, body, plan, self._go_on, staged, request, plan, body, result)
+
+        gateway.offload(work, done)
+
+    def _go_on(self, staged: Staged, request, plan, body: bytes, made: tuple[bytes, RoutingFields, Any]) -> None:
+        new, fields, found = made
+        if new is not body and not staged.hold(len(new)):
+            raise Unavailable("too much data is held in memory just now")
+        if found is not None:
+            self._count(staged, found.counts)
+            if found.vault is not None:
+                staged.filters = (*staged.filters, Restoring(found.vault.restorer(plan.api)))
+        self._gateway.route(staged, request, new, plan, fields)
+
+    def _count(self, staged: Staged, counts: dict[str, int]) -> None:
+        staged.counts = counts
+        for kind, number in counts.items():
+            self.redacted[kind] = self.redacted.get(kind, 0) + number
+
+
+class Restoring:
+    """The restorer as a filter."""
+
+    slow = False
+    __slots__ = ("whole", "feed", "finish")
+
+    def __init__(self, restorer) -> None:
+        self.whole, self.feed, self.finish = restorer.whole, restorer.feed, restorer.finish
+
+
+def _prepared(redactor, body: bytes, api: str | None, reports: bool) -> tuple[bytes, RoutingFields, Any]:
+    """The request redacted, read again. Any thread."""
+    found = redactor.redact(body, api)
+    new = found.body
+    if api == "responses" and not reports:
+        new = _unstored(new)
+    return new, read_routing(new), found
+
+
+def _unstored(body: bytes) -> bytes:
+    """A Responses request that nobody stores: what came from a redacted request is kept nowhere."""
+    members = decode_members(body)
+    stored = bytes(members.get("store", b""))
+    if stored == b"true":
+        raise InvalidRequest("`store` cannot be true on a route that redacts: nothing is stored there.", param="store")
+    if stored == b"false":
+        return body
+    members["store"] = msgspec.Raw(b"false")
+    return encode_members(members)
