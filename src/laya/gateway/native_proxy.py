@@ -50,7 +50,7 @@ class NativeProxy(Translating, ProxyExchange):
     # -- the answer passes by ------------------------------------------------------------------------------------------
 
     def pass_head(self, response) -> None:
-        self._native = NativeStream(self.plan.api)
+        self._native = self._native or NativeStream(self.plan.api)
         if response.body:
             self._see(response.body)
         super().on_upstream_head(response)
@@ -67,6 +67,11 @@ class NativeProxy(Translating, ProxyExchange):
             keep = self.keeper()
             if keep is not None and not self.counts() and self.fields.members.get("store") != b"false":
                 keep(native.id.decode("latin-1"), lambda: encode_json({"backend": self.backend}))
+
+    def sign_of_life(self) -> bytes:
+        if self._native is None:  # it is begun before the backend has said anything
+            self._native = NativeStream(self.plan.api)
+        return self._native.sign_of_life()
 
     def _stream_is_whole(self) -> bool:
         return self._native.whole

@@ -12,7 +12,7 @@ from laya.errors import LayaError
 from laya.gateway.api.anthropic_errors import error_body
 from laya.gateway.api.responses_answer import FAILURE_CODES
 from laya.schema.codec import encode_json
-from laya.wire.sse import frame
+from laya.wire.sse import COMMENT, frame
 
 # As `event: NAME` or as the `type` of the data: quotes inside JSON strings are escaped, so no text can look like it.
 _LAST = {
@@ -22,6 +22,7 @@ _LAST = {
 _ID = re.compile(rb'"id": ?"(resp[A-Za-z0-9_-]*)"')
 _NUMBER = re.compile(rb'"sequence_number": ?(\d+)')
 _OVERLAP = 64  # longer than any of these marks
+PING = frame(b'{"type":"ping"}', b"ping")
 
 
 class NativeStream:
@@ -43,6 +44,16 @@ class NativeStream:
                 self.id = found[1]
             for number in _NUMBER.findall(seen):
                 self._number = int(number[:18])
+
+    def sign_of_life(self) -> bytes:
+        """An event that clients take for progress. Of a response without an id yet nothing can be told but a comment."""
+        if self._api == "messages":
+            return PING
+        if self.id is None:
+            return COMMENT
+        response = {"id": self.id.decode("latin-1"), "object": "response", "status": "in_progress", "output": []}
+        event = {"type": "response.in_progress", "sequence_number": self._number, "response": response}
+        return frame(encode_json(event), b"response.in_progress")
 
     def error(self, error: LayaError) -> bytes:
         if self._api == "messages":

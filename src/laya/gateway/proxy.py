@@ -18,7 +18,7 @@ from laya.wire.sse import StreamWatch
 # Never forwarded upstream: what belongs to this hop, the client's credentials, our own controls.
 REQUEST_DROP = frozenset({
     b"host", b"authorization", b"x-api-key", b"expect", b"x-request-id", b"x-laya-session", b"x-laya-target",
-    b"x-laya-timing", b"cookie", b"proxy-authorization", b"forwarded", b"x-forwarded-for",
+    b"x-laya-timing", b"x-laya-client", b"x-laya-max-prompt-tokens", b"cookie", b"proxy-authorization", b"forwarded", b"x-forwarded-for",
 })  # fmt: skip
 # Never forwarded to the client: names that are ours to set.
 RESPONSE_DROP = frozenset({b"x-request-id", b"x-laya-route", b"x-laya-backend", b"server-timing", b"date", b"server"})
@@ -29,6 +29,9 @@ SAYS_NOTHING = frozenset({"busy", "stale"})
 # Answers that say when to come back.
 HINTED_STATUS = frozenset({429, 503})
 FRAME_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+# Times that one request waits for the same backend to come back: each is bounded by its pool, and each began with a refused
+# connection.
+MAX_WAITS = 3
 # An event longer than this is passed on in pieces: waiting for its end would cost memory and time.
 MAX_PARTIAL = 64 * 1024
 
@@ -43,6 +46,7 @@ class ProxyExchange(WatchedExchange):
     _partial = b""
     _paused = False
     _sent_at = 0.0
+    _waits = 0
 
     def __init__(self, gateway, connection, request, body, plan, fields, route, targets) -> None:
         super().__init__(gateway, connection, request, body, plan)
@@ -75,6 +79,8 @@ class ProxyExchange(WatchedExchange):
         head = heads.get(target)
         if head is None:
             head = heads[target] = self._head_for(target)
+        if backend.link:
+            head += self._for_engine(target)
         head += b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (self.request_id, len(body))
         if backend.breaker.open_until:  # last, when nothing can go wrong any more before the request is out
             self._probe = backend.breaker.taken(self.gateway.now())
@@ -95,6 +101,12 @@ class ProxyExchange(WatchedExchange):
             headers = [pair for pair in headers if pair[0] != b"accept-encoding"] + [(b"accept-encoding", b"identity")]
         return open_request_head(request.method, backend.target(self.plan.path, request.query), backend.authority, headers)
 
+    def _for_engine(self, target) -> bytes:
+        """What an engine process must know to treat the request as if it had come to it: whose it is, and its cap."""
+        lines = b"x-laya-client: %b\r\n" % self.client_name().encode()
+        cap = self.prompt_cap(target.max_prompt_tokens)
+        return lines if cap is None else lines + b"x-laya-max-prompt-tokens: %d\r\n" % cap
+
     def _body_for(self, target) -> bytes:
         """The client's bytes, unless the target wants another model name or the client gave none."""
         fields = self.fields
@@ -110,13 +122,24 @@ class ProxyExchange(WatchedExchange):
         left = self.untried()
         decision = self.next_after(failure, left, retry_ambiguous=self._target.backend_state.settings.retry_ambiguous)
         if decision is Next.STOP:
-            self._give_up(error)
+            if failure != "connect" or not self._wait_for_it():
+                self._give_up(error)
             return
         self.gateway.telemetry.retry(failure)
         if decision is Next.SAME_FRESH:
             self._send(self._target, fresh_only=True)
         else:
             self.move_to(left[0], failure)
+
+    def _wait_for_it(self) -> bool:
+        """Nothing was sent, and there is nobody else to ask: a backend that comes back by itself is waited for."""
+        backend = self._target.backend_state
+        if not backend.pool.waits or self._waits >= MAX_WAITS:
+            return False
+        self._waits += 1
+        self.gateway.telemetry.retry("waited")
+        self._send(self._target)
+        return True
 
     def _give_up(self, error: LayaError) -> None:
         if self.state is STREAMING:
@@ -259,7 +282,7 @@ class ProxyExchange(WatchedExchange):
         self._probe = False
         if kind in ("first_byte_timeout", "idle_timeout"):
             error: LayaError = UpstreamTimeout(f"Backend {backend.name}: {message}.")
-        elif kind == "busy":
+        elif kind in ("busy", "absent"):
             error = Unavailable(f"Backend {backend.name}: {message}.")
         else:
             error = BadUpstream(f"Backend {backend.name}: {message}.")

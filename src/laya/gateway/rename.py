@@ -21,6 +21,7 @@ from laya.wire.sse import EventStream, frame
 # A JSON answer is kept until it is whole, to be renamed; a longer one passes with the backend's name.
 MAX_COLLECTED = 16 * 1024 * 1024
 _INNER = ("response", "message")
+_NAMED = (b"application/json", b"text/event-stream")  # answers that hold the name
 
 
 class ModelRename:
@@ -77,8 +78,8 @@ class RenamingExchange(MovingExchange):
 
     def _renames(self, response, lines: bytes) -> bool:
         """Prepare to put the client's name for the model into the answer. True: the head waits for the body."""
-        json = response.fields.get(b"content-type", b"").startswith(b"application/json")
-        if self._target.model == self.model or self.status >= 400 or not (json or self._sse):
+        named = response.fields.get(b"content-type", b"").lower().startswith(_NAMED)
+        if self._target.model == self.model or self.status >= 400 or not named:
             return False
         if response.fields.get(b"content-encoding", b"identity") != b"identity":
             self.call.cancel()

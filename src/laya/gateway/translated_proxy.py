@@ -18,16 +18,14 @@ from laya.gateway.dispatch import MAX_RETRY_AFTER_S, retry_after_of
 from laya.gateway.exchange import DONE, JSON_LINE, STREAMING, WAITING
 from laya.gateway.local import KEEP_ALIVE_S, SSE_LINES
 from laya.gateway.native_proxy import NativeProxy
-from laya.gateway.proxy import HINTED_STATUS, REQUEST_DROP, ProxyExchange, hop_names, is_stream, outcome_of_status
+from laya.gateway.proxy import HINTED_STATUS, REQUEST_DROP, ProxyExchange, hop_names, outcome_of_status
 from laya.gateway.translation import COUNTS, WORK_ON_LOOP, Translation
+from laya.gateway.vigil import HEAD_WAIT_S, is_stream
 from laya.schema.codec import encode_members
 from laya.wire.reply import open_request_head
 
 # What a server says of a path that it does not know.
 LACKING = frozenset({404, 405, 501})
-# A stream is begun without the backend's word after so long: clients want a sign of life, and past it hardly any error comes
-# that another backend could mend (those come at once).
-HEAD_WAIT_S = 5.0
 # The largest plain answer that is read to be translated; far above what any window gives.
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 # Bytes of JSON to a token: English text has about four, code and other scripts fewer. For counting where nobody can count.
@@ -262,6 +260,10 @@ class TranslatedProxy(NativeProxy):
     def _next(self, failure: str, error: LayaError) -> None:
         self._guarded(super()._next, failure, error)
 
+    def may_begin(self) -> bool:
+        """Not while the backend may still say that it lacks the API."""
+        return not self._target.backend_state.apis.unsure(self._api())
+
     # -- the answer ----------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
@@ -288,11 +290,13 @@ class TranslatedProxy(NativeProxy):
 
     def on_tick(self, now: float) -> None:
         answer = self._answer
-        if answer is None or not answer.stream or self._translation is None:
+        if self._translation is None:
+            super().on_tick(now)
+            return
+        if answer is None or not answer.stream:
             return
         waited = perf_counter()
-        between = self._timer is not None  # two backends: the next one may still be asked
-        if self.state is WAITING and self.call is not None and not between and waited - self.began > HEAD_WAIT_S:
+        if self.state is WAITING and not self.may_move() and waited - self.began > HEAD_WAIT_S:
             self._begin()
         elif self.state is STREAMING and waited - self._last_sent > KEEP_ALIVE_S:
             self._last_sent = waited

@@ -30,6 +30,7 @@ class Failure(enum.Enum):
     IDLE = "idle_timeout"  # silence inside a response
     BROKEN = "broken"  # cut or malformed inside a response
     BUSY = "busy"  # no connection became free in time
+    ABSENT = "absent"  # it is started on demand and could not be
 
 
 class UpstreamListener(Protocol):
@@ -134,6 +135,11 @@ class UpstreamConnection(asyncio.Protocol):
             self._paused = False
             self.deadline = self.pool.clock.now + self.pool.settings.idle_timeout_s
             self.transport.resume_reading()
+
+    @property
+    def heard_at(self) -> float:
+        """The clock's time when bytes of a body last came; never while reading is paused."""
+        return self.deadline - self.pool.settings.idle_timeout_s
 
     # -- transport callbacks -------------------------------------------------------------------------------------------
 
