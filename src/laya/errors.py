@@ -57,6 +57,13 @@ class Unauthorized(LayaError):
     code = "invalid_api_key"
 
 
+class SignIn(Unauthorized):
+    """The same for what a person opens: the browser then asks for the key (as the password; the name does not matter)."""
+
+    def hint_headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"www-authenticate", b'Basic realm="laya", charset="UTF-8"')]
+
+
 class Forbidden(LayaError):
     status = 403
     type = "permission_error"

@@ -5,20 +5,23 @@ In: a request head. Out: the key's configuration (None when there are no keys), 
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import ipaddress
 from urllib.parse import urlsplit
 
-from laya.errors import Forbidden, LayaError, Misdirected, Unauthorized
+from laya.errors import Forbidden, LayaError, Misdirected, SignIn, Unauthorized
 
 MAX_KNOWN_HOSTS = 256  # Host values remembered as good; a flood of others only costs the check
 
 
 class Access:
-    """Built from configuration; `loopback` tells that the server listens on loopback only."""
+    """Built from configuration; `loopback` tells that the server listens on loopback only, `relayed` that only routers of ours
+    call, which name the client of each request."""
 
-    def __init__(self, auth, cors_origins: tuple[str, ...], *, loopback: bool) -> None:
+    def __init__(self, auth, cors_origins: tuple[str, ...], *, loopback: bool, relayed: bool = False) -> None:
+        self.relayed = relayed
         self._keys = {hashlib.sha256(key.key.encode()).digest(): key for key in auth.keys}
         self._origins = frozenset(origin.encode() for origin in cors_origins)
         self._any_origin = b"*" in self._origins
@@ -63,6 +66,25 @@ class Access:
             if hmac.compare_digest(known, digest):
                 return key
         raise Unauthorized("The API key is not known here.")
+
+
+    def person(self, fields: dict[bytes, bytes]):
+        """The same for a page: a browser gives the key as the password of basic authentication. Only pages take it, because a
+        browser sends it along by itself, from wherever it was led here. Raises SignIn."""
+        scheme, _, token = fields.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() == b"basic":
+            fields = {**fields, b"authorization": b"Bearer " + _password(token)}
+        try:
+            return self.key_of(fields)
+        except Unauthorized as refused:
+            raise SignIn(refused.message) from None
+
+
+def _password(token: bytes) -> bytes:
+    try:
+        return base64.b64decode(token.strip(), validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def is_local_host(host: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""/health, /ready and /metrics. Pure; loop thread.
+"""/health, /ready and /metrics, and which pages there are. Pure; loop thread.
 
 In: functions that report each component's state. Out: status, content type and body.
 """
@@ -6,6 +6,7 @@ In: functions that report each component's state. Out: status, content type and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from laya.schema.codec import encode_json
 from laya.telemetry import Exposition
@@ -18,18 +19,26 @@ class Pages:
 
     def __init__(
         self, exposition: Exposition, *, ready: Callable[[], bool], healthy: Callable[[], bool], components: Callable[[], dict],
-        metrics_open: bool,
+        metrics_open: bool, desk: Any = None,
     ) -> None:  # fmt: skip
         self.exposition = exposition
         self._ready = ready
         self._healthy = healthy
         self._components = components
-        self.open = frozenset({b"/health", b"/ready", b"/"} | ({b"/metrics"} if metrics_open else set()))
+        self.desk = desk  # answers /ui and what lies under it
+        here = {b"/metrics", b"/ui", b"/ui/events", b"/ui/route"} if metrics_open else set()
+        self.open = frozenset({b"/health", b"/ready", b"/"} | here)
 
     def has(self, path: bytes) -> bool:
-        return path in (b"/health", b"/ready", b"/metrics", b"/", b"/v1/models") or (
-            path.startswith(b"/v1/models/") and len(path) > len(b"/v1/models/")
-        )
+        if path in (b"/health", b"/ready", b"/metrics", b"/", b"/v1/models"):
+            return True
+        if path.startswith(b"/v1/models/"):
+            return len(path) > len(b"/v1/models/")
+        return self.for_people(path)
+
+    def for_people(self, path: bytes) -> bool:
+        """Opened in a browser, which can ask for the key."""
+        return self.desk is not None and self.desk.has(path)
 
     def render(self, path: bytes) -> tuple[int, bytes, bytes]:
         if path == b"/health":
@@ -39,4 +48,5 @@ class Pages:
             ready = self._ready()
             body = {"status": "ready" if ready else "not ready", "components": self._components()}
             return (200 if ready else 503), JSON, encode_json(body)
-        return 200, JSON, encode_json({"name": "laya", "apis": "/v1", "health": "/health", "metrics": "/metrics"})
+        named = {"name": "laya", "apis": "/v1", "health": "/health", "metrics": "/metrics", "page": "/ui"}
+        return 200, JSON, encode_json(named)

@@ -44,7 +44,7 @@ class HeadPlan:
 
     __slots__ = (
         "owner", "error", "api", "path", "key", "coded", "asks", "request_id", "target", "session", "upstream_heads",
-        "boundary",
+        "boundary", "client", "cap",
     )  # fmt: skip
 
     def __init__(self, owner: object, request, access: Access, pages: Pages) -> None:
@@ -61,13 +61,17 @@ class HeadPlan:
         named = fields.get(b"x-laya-target")
         self.target = None if named is None else named.decode("latin-1")
         self.session = fields.get(b"x-laya-session") or None
+        # Whose request a router of ours passes on, and the cap on its prompt: taken where only such routers call.
+        self.client = fields.get(b"x-laya-client", b"").decode("latin-1")[:MAX_ID_BYTES] if access.relayed else ""
+        cap = fields.get(b"x-laya-max-prompt-tokens", b"") if access.relayed else b""
+        self.cap = int(cap) if cap.isdigit() and len(cap) < 10 else None
         self.upstream_heads: dict = {}  # target -> the head sent there, but for the lines that change
         self.error: LayaError | None = access.check_place(fields)
         if self.error is None:
             try:
                 self._find(request, pages)
                 if self.api is not None or (self.path not in pages.open and request.method != b"OPTIONS"):
-                    self.key = access.key_of(fields)
+                    self.key = access.person(fields) if pages.for_people(self.path) else access.key_of(fields)
             except LayaError as refused:
                 self.error = refused.with_traceback(None)  # it is kept: its frames must not be
 
