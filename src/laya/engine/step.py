@@ -92,6 +92,41 @@ class Runner(Protocol):
         """Free the weights and the pool."""
 
 
+class Blocks(Protocol):
+    """How full a pool is, in blocks."""
+
+    num_blocks: int
+
+    @property
+    def available(self) -> int: ...
+
+    @property
+    def used(self) -> int: ...
+
+
+class PackageRunner(Protocol):
+    """A `Runner` without swapping, whose package schedules its own steps (`driven.DrivenScheduler` feeds it).
+
+    `run` gets everything the package holds, as candidates; it cuts the list down to what the step has run, with `start` and
+    `count` set, also where it raises: only those are concerned.
+    """
+
+    schedules: bool  # True
+    blocks: Blocks
+
+    def add(self, sequence: Sequence) -> None:
+        """Hand a sequence over, all its tokens to be read. The caller knows that there is room for it."""
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take a sequence back at any point and free its blocks; nothing happens if the package does not hold it."""
+
+    def blocks_to_grow(self) -> int:
+        """Blocks that the running sequences need for their next tokens."""
+
+    def reset(self) -> None:
+        """Drop everything, the prefix cache included."""
+
+
 class Tokenizer(Protocol):
     """A model's tokenizer; safe to call from the preparation worker and the engine thread."""
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from laya.engine.admission import Admission
 from laya.engine.answer import Answer, token_logprob
+from laya.engine.driven import DrivenScheduler
 from laya.engine.group import Group
 from laya.engine.pace import Opening
 from laya.engine.scheduler import Scheduler
@@ -51,7 +52,8 @@ class EngineLoop:
         post: Callable[[list[tuple[Any, Any]]], None], clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.opening = Opening(settings.max_num_seqs, settings.step_timeout_s)
-        self.scheduler = Scheduler(runner, admission, self.opening, settings, clock)
+        driven = getattr(runner, "schedules", False)  # its package decides about steps
+        self.scheduler = (DrivenScheduler if driven else Scheduler)(runner, admission, self.opening, settings, clock)
         self.tally = Tally()
         self._runner = runner
         self._tokenizer = tokenizer
