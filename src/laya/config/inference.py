@@ -38,6 +38,11 @@ class EngineConfig(Section, kw_only=True):
         str | None,
         about("role engine: where it listens; role router: where `local` is", pattern=_LISTEN, form="unix:PATH or an http URL"),
     ] = None
+    listen_key: Annotated[
+        str | None,
+        about("bearer token that routers send to `listen`; null: whoever reaches it is taken for a router of ours",
+              pattern=r"[!-~]{1,512}", form="visible ASCII without spaces, never empty", secret=True),
+    ] = None  # fmt: skip
     load: Annotated[Literal["startup", "on_demand"], about("when the weights are read")] = "startup"
     idle_unload_s: Annotated[
         float | None, about("free the weights after so long idle; null: never", gt=0, le=366 * _DAY_S)
@@ -89,8 +94,8 @@ class EngineConfig(Section, kw_only=True):
     ] = None  # fmt: skip
     decision_options: Annotated[
         int | None,
-        about("for /v1/systemone: options the model reads; longer lists are narrowed down; null: 16 on the CPU, all on a GPU",
-              ge=2, le=255),
+        about("for /v1/systemone: longest list of options that is read; of more, all are compared by name and so many of the "
+              "likeliest read; null: 16 on the CPU, all on a GPU", ge=2, le=255),
     ] = None  # fmt: skip
     watchdog: Annotated[WatchdogConfig, about("when to protect the machine")] = WatchdogConfig()
 
