@@ -26,7 +26,6 @@ from laya.ui.watching import WatchExchange
 MAX_WATCHERS = 16
 FRAME_S = 1.0
 RECENT_SHOWN = 40
-MAX_MESSAGE = 16 * 1024  # characters of a message to explain: a head cannot carry much more
 
 
 class Desk:
@@ -109,8 +108,6 @@ class Desk:
         message = asked.get("message", [None])[0]
         if not name:
             raise InvalidRequest("`model` is required: there is no default model here.", param="model")
-        if message is not None and len(message) > MAX_MESSAGE:
-            raise InvalidRequest(f"`message` is longer than {MAX_MESSAGE} characters.", param="message")
         facts = None if message is None else RequestFacts(prompt_tokens=estimate_tokens(message))
         self._offloaded(
             exchange, lambda: encode_json(table.explain(name, message, facts)), lambda body: (JSON_LINE + NO_STORE, body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import shutil
 import subprocess
@@ -37,7 +38,9 @@ class Browser:
         port = self._port()
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=START_S) as answer:
             target = next(item for item in json.load(answer) if item["type"] == "page")
-        self._socket = connect(target["webSocketDebuggerUrl"], max_size=64 << 20, open_timeout=START_S)
+        self._held = contextlib.ExitStack()
+        session = connect(target["webSocketDebuggerUrl"], max_size=64 << 20, open_timeout=START_S)
+        self._socket = self._held.enter_context(session)
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -115,7 +118,7 @@ class Browser:
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def close(self) -> None:
-        self._socket.close()
+        self._held.close()
         self.process.terminate()
         self.process.wait(20)
         self._folder.cleanup()
