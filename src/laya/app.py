@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from laya import __version__, dependencies
-from laya.config import Config, load
-from laya.config.structs import BackendConfig
+from laya.config import Config
+from laya.config.roles import work_folder
 from laya.errors import StartError
 from laya.gateway.access import Access
 from laya.gateway.backends import Backend
@@ -29,10 +29,11 @@ from laya.gateway.reload import Reloader
 from laya.gateway.staging import Stages
 from laya.gateway.store import ResponseStore
 from laya.log import Log, forward_logging
+from laya.net.backends import make_backends
 from laya.net.clock import Clock
-from laya.net.health import HealthProbe
-from laya.net.pool import Pool
+from laya.net.room import Memory
 from laya.net.server import Server
+from laya.net.watchers import Watchers
 from laya.net.worker import Worker
 from laya.routing.sessions.journal import open_journal
 from laya.routing.sessions.store import open_sessions
@@ -42,8 +43,10 @@ from laya.ui.desk import Desk
 from laya.ui.history import History
 
 
-def run(config: Config, role: str = "serve") -> int:
-    """Serve until a signal. Raises StartError for what keeps the process from starting."""
+def run(config: Config, role: str, read: Callable[[], Config]) -> int:
+    """Serve until a signal. `read` gives the configuration anew, for a reload.
+
+    Raises StartError for what keeps the process from starting."""
     dependencies.check(dependencies.ROUTER)
     import uvloop
 
@@ -52,12 +55,12 @@ def run(config: Config, role: str = "serve") -> int:
     forward_logging(log)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(config, role, log))
+            return runner.run(_serve(config, role, log, read))
     finally:
         log.stop()
 
 
-async def _serve(config: Config, role: str, log: Log) -> int:
+async def _serve(config: Config, role: str, log: Log, read: Callable[[], Config]) -> int:
     began = time.perf_counter()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: _log_fault(log, context))
@@ -74,12 +77,9 @@ async def _serve(config: Config, role: str, log: Log) -> int:
             failures.append(error)
             server.stop()
 
-    def pooled(name: str, settings: BackendConfig) -> Backend:
-        return Backend(name, settings, Pool(name, settings, clock, loop))
-
-    backends = _backends(config, role, {}, pooled)
+    backends = make_backends(config, role, {}, clock, loop)
     engines, watchdog = {}, None
-    if role == "serve" and config.engines_by_name():
+    if role != "router" and config.engines_by_name():
         from laya.inprocess import build_engines, build_watchdog, memory_gauges
 
         engines = build_engines(config, post=loop.call_soon_threadsafe, on_failed=engine_failed, log=log)
@@ -89,6 +89,10 @@ async def _serve(config: Config, role: str, log: Log) -> int:
     table = RouteTable.compile(config, engine_ids)
     stages = Stages(config)
     loopback = _is_loopback(config.server.host)
+
+    def access(of: Config) -> Access:
+        return Access(of.auth, config.server.cors_origins, loopback=loopback, relayed=role == "engine")
+
     journal = open_journal(config, loop.call_soon_threadsafe)
     if config.router.mode == "shared":
         log.event("warning", "table_not_shared", text="router.mode shared keeps the table in this process for now")
@@ -99,7 +103,7 @@ async def _serve(config: Config, role: str, log: Log) -> int:
     clock.add(history)
     gateway = server.gateway = Gateway(
         table=table, backends=backends, engines=engines,
-        access=Access(config.auth, config.server.cors_origins, loopback=loopback), telemetry=telemetry, log=log,
+        access=access(config), telemetry=telemetry, log=log,
         offload=worker.offload, now=lambda: clock.now, store=store,
         sessions=sessions, later=loop.call_later, stages=stages,
         pages=Pages(
@@ -112,19 +116,27 @@ async def _serve(config: Config, role: str, log: Log) -> int:
         ),
     )  # fmt: skip
 
+    def limit() -> Memory:
+        from laya.inprocess.commands import command_limit  # most configurations have no command
+
+        return command_limit(config, [engine.plan for engine in engines.values() if engine.plan is not None])
+
+    watchers = Watchers(limit, work_folder(config), clock, log, show_output=loopback)
+
     def apply(new: Config, compiled: tuple[RouteTable, Stages]) -> None:
         """Backends of unchanged settings stay, with connections, counts and breakers; the others end with their calls."""
-        found = _backends(new, role, backends, pooled)
+        found = make_backends(new, role, backends, clock, loop)
+        watchers.check(list(found.values()))
         gone = [backend for name, backend in backends.items() if found.get(name) is not backend]
         backends.clear()
         backends.update(found)
-        gateway.adopt(*compiled, Access(new.auth, config.server.cors_origins, loopback=loopback))
-        probe.watch(list(backends.values()))
+        gateway.adopt(*compiled, access(new))
+        watchers.watch(list(backends.values()))
         for backend in gone:
             backend.pool.retire()
 
     reloader = Reloader(
-        config, load=lambda: load(config.source), compile=lambda new: (RouteTable.compile(new, engine_ids), Stages(new)),
+        config, load=read, compile=lambda new: (RouteTable.compile(new, engine_ids), Stages(new)),
         apply=apply,
         post=loop.call_soon_threadsafe, log=log, show_errors=loopback,
     )  # fmt: skip
@@ -136,10 +148,10 @@ async def _serve(config: Config, role: str, log: Log) -> int:
         lambda: _counters(engines), lambda: routing_counters(gateway),
         lambda: [("laya_config_reloads", {}, reloader.reloads)],
     ))  # fmt: skip
+    watchers.check(list(backends.values()))
     await server.listen()
     clock.start()
-    probe = HealthProbe()
-    probe.watch(list(backends.values()))
+    watchers.watch(list(backends.values()))
     reloader.start()
     terminal = os.isatty(0)
     loop.add_signal_handler(signal.SIGHUP, lambda: server.stop() if terminal and not os.isatty(0) else reloader.request())
@@ -155,12 +167,12 @@ async def _serve(config: Config, role: str, log: Log) -> int:
         watchdog.start()
     await server.run()
     reloader.stop()
-    probe.stop()
     if watchdog is not None:
         watchdog.stop()
     for engine in engines.values():
         engine.stop(0.0)  # what it ran for clients has ended with the drain
     ended = [await loop.run_in_executor(None, engine.join, 5.0) for engine in engines.values()]
+    await watchers.stop()
     for backend in backends.values():
         backend.pool.close()
     worker.stop()
@@ -192,28 +204,6 @@ class EngineTick:
         self._engine.tick()
 
 
-def _backends(
-    config: Config, role: str, present: dict[str, Backend], pooled: Callable[[str, BackendConfig], Backend]
-) -> dict[str, Backend]:
-    """Every server a route may send to; in the role `router` that includes the engine process behind `local`. Those `present`
-    with the same settings are kept."""
-    settings = {name: backend for name, backend in config.backends.items() if backend.url}
-    if role == "router":
-        for name, engine in config.engines_by_name().items():
-            if engine.listen:
-                settings[name] = BackendConfig(url=engine.listen, base="/v1")
-    result = {}
-    for name, backend in settings.items():
-        if name in present and present[name].settings == backend:
-            result[name] = present[name]
-            continue
-        try:
-            result[name] = pooled(name, backend)
-        except (ValueError, OSError) as exc:
-            raise StartError(f"backends.{name}.url: {exc}") from None
-    return result
-
-
 def _log_fault(log: Log, context: dict) -> None:
     """A fault that reached the loop: where it arose, never its text, which may hold what a client sent."""
     fault = context.get("exception")
@@ -223,6 +213,8 @@ def _log_fault(log: Log, context: dict) -> None:
 
 
 def _is_loopback(host: str) -> bool:
+    if not host:  # a socket file alone
+        return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -8,6 +8,7 @@ import os
 from laya.cli import exits
 from laya.config import DEFAULT_MODEL, Config, EngineConfig, load, served_name
 from laya.config.notices import notices
+from laya.config.roles import check_commands
 from laya.routing.table import RouteTable
 
 
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     config = load(arguments.config)
     table = RouteTable.compile(config)
+    check_commands(config)
     print(f"{config.source or 'built-in defaults'}: OK")
     for line in summary(config, table):
         print("  " + line)

@@ -19,6 +19,7 @@ from laya.errors import StartError
 COMMANDS = {
     "serve": "serve clients: router and, where a model is configured, the engine in this process (the default)",
     "router": "serve clients without an engine in this process; loads no torch",
+    "engine": "serve the engine to routers, at inference.listen; start one process for each address",
     "check": "read the configuration, compile the rules, and say what would run",
     "plan": "show what memory the engines would take, before anything is loaded, and whether it fits",
     "route": "show which rule takes a model name, and why",

@@ -7,18 +7,27 @@ from __future__ import annotations
 
 from laya import dependencies
 from laya.config import Config, load
+from laya.config.roles import check_commands, engine_config
 from laya.errors import ConfigError
 
 
-def run_role(path: str | None, role: str) -> int:
-    """`role` is serve or router."""
-    config = load(path)
-    if role == "router":
-        _require_somewhere(config)
+def run_role(path: str | None, role: str, engines: list[str] | None = None) -> int:
+    """`role` is serve, router or engine; `engines` are those that the role engine was asked for."""
+
+    def read() -> Config:
+        config = load(path)
+        if role == "router":
+            _require_somewhere(config)
+        if role == "engine":
+            return engine_config(config, engines or [])
+        check_commands(config)
+        return config
+
+    config = read()
     dependencies.check(dependencies.ROUTER)
     from laya.app import run  # the packages it needs have just been found sound
 
-    return run(config, role=role)
+    return run(config, role, read)
 
 
 def _require_somewhere(config: Config) -> None:

@@ -6,8 +6,13 @@ conflicts (two patterns for one name) are found by `routing/table.py`. Pure.
 
 from __future__ import annotations
 
+import shlex
+
 from laya.config.node import Node, Path, nearest
 from laya.config.structs import LOCAL, BackendConfig, Config, EngineConfig, RouteConfig, TargetConfig
+
+# A command is run without a shell: these would be given to the program as arguments.
+_SHELL_WORDS = frozenset({"|", "||", "&", "&&", ";", ">", ">>", "<", "2>", "2>&1"})
 
 
 def crosscheck(config: Config, root: Node) -> None:
@@ -54,6 +59,8 @@ def _server(config: Config, root: Node) -> None:
     if server.max_body_bytes > server.max_buffered_bytes:
         _refuse(root, ("server", "max_body_bytes"), f"{server.max_body_bytes} bytes, more than max_buffered_bytes",
                 f"at most {server.max_buffered_bytes}")  # fmt: skip
+    if not server.host and server.unix_socket is None:
+        _refuse(root, ("server", "host"), "no address and no unix_socket", "one of them")
     if config.router.mode == "shared" and config.router.redis is None:
         _refuse(root, ("router", "mode"), "shared without router.redis", "router.redis: the URL of the common table")
 
@@ -67,10 +74,22 @@ def _backend(backend: BackendConfig, path: Path, root: Node) -> None:
     if (backend.url is None) == (backend.command is None):
         found = "both url and command" if backend.url else "neither url nor command"
         _refuse(root, path, found, "one of them: url of a running server, or command to start one")
-    if backend.command is not None and "{port}" not in backend.command:
-        _refuse(root, (*path, "command"), "a command without {port}", "one with {port}, which Laya fills in")
+    if backend.command is not None:
+        _command(backend.command, (*path, "command"), root)
     if backend.url is not None and not _port_is_valid(backend.url):
         _refuse(root, (*path, "url"), "a port that is none", "a port from 1 to 65535")
+
+
+def _command(command: str, path: Path, root: Node) -> None:
+    try:
+        words = shlex.split(command)
+    except ValueError as exc:
+        _refuse(root, path, f"a command that cannot be split into words ({exc})", "one as a shell takes it")
+    if not any("{port}" in word for word in words):
+        _refuse(root, path, "a command without {port}", "one with {port}, which Laya fills in")
+    if any(word in _SHELL_WORDS for word in words):
+        found = next(word for word in words if word in _SHELL_WORDS)
+        _refuse(root, path, f"the shell's {found} in a command", "one program and its arguments, or: sh -c '...'")
 
 
 def _port_is_valid(url: str) -> bool:

@@ -23,7 +23,8 @@ class ServerConfig(Section, kw_only=True):
     """Where Laya listens, and the bounds on what a client may make it hold."""
 
     host: Annotated[
-        str, about("address to listen on; one that other machines reach warns when there are no auth.keys")
+        str,
+        about("address to listen on; one that other machines reach warns when there are no auth.keys; empty: only unix_socket"),
     ] = "127.0.0.1"
     port: Annotated[int, about("TCP port; 0 lets the system choose one, which is printed", ge=0, le=65535)] = 8000
     unix_socket: Annotated[str | None, about("listen on this socket file too; null: on TCP alone")] = None
@@ -108,6 +109,12 @@ class RouterConfig(Section, kw_only=True):
     default_model: Annotated[
         str | None, about("for requests that name no model; null: the first engine, else the only exact name, else 400")
     ] = None
+    command_memory: Annotated[
+        int | None,
+        size("what all backends started on demand may take together; null: what the machine has beside the engines", 1 * MIB,
+             16 * TIB),
+    ] = None  # fmt: skip
+    command_gpu_memory: Annotated[int | None, size("the same of the GPU's memory", 1 * MIB, 16 * TIB)] = None
     responses: Annotated[ResponsesConfig, about("stored conversations, bounded in bytes and time")] = ResponsesConfig()
 
 

@@ -73,7 +73,10 @@ class BackendConfig(Section, kw_only=True):
         float | None, about("command: stop it after so long without a request; null: never", gt=0, le=366 * _DAY_S)
     ] = 600.0
     memory: Annotated[
-        int | None, size("command: what it needs, for the memory plan; null: not counted", 1 * MIB, 16 * TIB)
+        int | None, size("command: what it needs of the host's memory, for the plan; null: not counted", 1 * MIB, 16 * TIB)
+    ] = None
+    gpu_memory: Annotated[
+        int | None, size("command: what it needs of the GPU's memory, for the plan; null: not counted", 1 * MIB, 16 * TIB)
     ] = None
 
 

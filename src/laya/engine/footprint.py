@@ -86,7 +86,8 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     cache: int = 0  # the result cache
     sessions: int = 0  # entries of the hot table
     store: int = 0  # stored conversations
-    backends: int = 0  # declared by supervised backends
+    backends: int = 0  # set aside for backends that are started on demand
+    gpu_backends: int = 0  # the same on the card
 
 
 class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +104,7 @@ class PlanSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_seq_len: int | None = None  # None: the model's window, or what fits
     max_num_seqs: int = 4
     prefill_chunk_tokens: int = 512
+    whole_prompts: bool = False  # prompts are read in one step, with an attention that neither gathers nor masks
     kv_cache: int | None = None  # None: for max_num_seqs whole windows, or what fits
     swap_space: int = 0
     enforce_eager: bool = False
@@ -148,16 +150,18 @@ def block_records(blocks: int) -> int:
 def activation_bytes(shape: ModelShape, settings: PlanSettings, window: int) -> int:
     """The largest prefill chunk beside a full decode batch, at the longest context. One layer's temporaries at a time."""
     item, kv_width = shape.kv_item_bytes, 2 * shape.kv_heads * shape.head_dim
-    rows = max(settings.prefill_chunk_tokens, settings.max_num_seqs + settings.block_tokens)  # the step's token budget
+    chunk = window if settings.whole_prompts else settings.prefill_chunk_tokens
+    rows = max(chunk, settings.max_num_seqs + settings.block_tokens)  # the step's token budget
     qkv_width = shape.heads * shape.head_dim + kv_width
     residual = 2 * 4 * shape.hidden + 2 * item * shape.hidden  # float32 stream and its norm, a product's input and output
     attention = qkv_width * (item + 8) + shape.heads * shape.head_dim * item  # with the float32 copies that are rotated
     mlp = 3 * shape.intermediate * item
     gathered = (1 + settings.max_num_seqs) * window * kv_width * item  # the chunk's context, and each decode's
-    masks = settings.prefill_chunk_tokens * window * (item + 1)
+    masks = chunk * window * (item + 1)
     logits = shape.vocab * max(settings.max_num_seqs * _SAMPLED_LOGIT_BYTES, min(_SCORED_ROWS, rows) * _SCORED_LOGIT_BYTES)
     rotary = window * shape.head_dim * 4  # a complex64 for every position and pair
-    return rows * (residual + max(attention, mlp)) + gathered + masks + logits + rotary + _dense_bytes(shape, settings)
+    paged = 0 if settings.whole_prompts else gathered + masks
+    return rows * (residual + max(attention, mlp)) + paged + logits + rotary + _dense_bytes(shape, settings)
 
 
 def _dense_bytes(shape: ModelShape, settings: PlanSettings) -> int:

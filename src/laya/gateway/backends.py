@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from laya.gateway.backend_apis import BackendApis
 from laya.gateway.dispatch import RETRIABLE_STATUS, retry_after_of
@@ -20,12 +21,18 @@ ROOT_PATHS = frozenset({b"/tokenize", b"/detokenize"})  # servers have them besi
 class Backend:
     """One entry of `backends`, with its pool. `base` replaces /v1 of the client's path."""
 
-    __slots__ = ("name", "settings", "pool", "authority", "headers", "header_names", "base", "breaker", "healthy", "apis")
+    __slots__ = (
+        "name", "settings", "pool", "authority", "headers", "header_names", "base", "breaker", "healthy", "apis", "link",
+        "card", "process",
+    )  # fmt: skip
 
-    def __init__(self, name: str, settings, pool) -> None:
+    def __init__(self, name: str, settings, pool, *, link: bool = False) -> None:
         self.name = name
         self.settings = settings
         self.pool = pool
+        self.link = link  # an engine process of ours: it is told whose each request is, and counts prompts itself
+        self.card: dict | None = None  # what a link says of its model, as /v1/models shows it
+        self.process: Any = None  # of a command: its state and output
         self.authority = pool.address.authority
         self.base = pool.address.base.encode()
         self.headers = [(key.lower().encode(), value.encode()) for key, value in settings.headers.items()]
@@ -62,7 +69,7 @@ class Candidate:
     x-laya-route where another route's target stands in."""
 
     engine = None
-    __slots__ = ("backend_state", "name", "model", "weight", "breaker", "note", "max_prompt_tokens", "lines")
+    __slots__ = ("backend_state", "name", "model", "weight", "breaker", "note", "max_prompt_tokens", "lines", "counts")
 
     def __init__(
         self, route: str, backend: Backend, model: str | None, weight: float | None, note: str = "",
@@ -75,6 +82,7 @@ class Candidate:
         self.breaker = backend.breaker
         self.note = note
         self.max_prompt_tokens = max_prompt_tokens
+        self.counts = backend.link  # it holds prompts to the cap itself, token by token
         self.lines = b"x-laya-route: %b\r\nx-laya-backend: %b\r\n" % (header_value(route + note), header_value(backend.name))
 
     @property
@@ -90,6 +98,7 @@ class EngineCandidate:
     """An engine of this process as one target of a route."""
 
     model = None  # an engine answers to any name that a route gives it
+    counts = True
     __slots__ = ("name", "engine", "weight", "note", "max_prompt_tokens")
 
     def __init__(self, name: str, engine, weight: float, note: str = "", max_prompt_tokens: int | None = None) -> None:

@@ -24,6 +24,7 @@ RETRY = {
     "stale": (True, True, False),
     "reset": (False, True, True),
     "busy": (False, True, False),
+    "absent": (False, True, False),  # it is started on demand and could not be
     "status": (False, True, False),  # 500, 502, 503, 504, 429 before the body
     "too_long": (False, True, False),  # the prompt exceeds the window: a fallback's may be larger
     "refused": (False, True, False),  # an engine's queue is full, or it does not serve now

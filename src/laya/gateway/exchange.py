@@ -91,6 +91,19 @@ class Exchange:
     def on_tick(self, now: float) -> None:
         """Four times a second, for what must be sent while nothing happens."""
 
+    # -- whose request it is -------------------------------------------------------------------------------------------
+
+    def client_name(self) -> str:
+        """Who shares an engine fairly with others: whom a router of ours names, else the key, else the address."""
+        plan = self.plan
+        return plan.client or (plan.key.name if plan.key is not None else self.connection.peer)
+
+    def prompt_cap(self, cap: int | None) -> int | None:
+        """The shortest of `cap` (a route's), the key's, and what a router of ours names; None: none is set."""
+        plan = self.plan
+        caps = [c for c in (cap, plan.cap, plan.key.max_prompt_tokens if plan.key is not None else None) if c]
+        return min(caps) if caps else None
+
     # -- for subclasses ------------------------------------------------------------------------------------------------
 
     def move(self, state: State) -> None:

@@ -77,11 +77,6 @@ class LocalExchange(MovingExchange):
         else:
             self._have_read(api, self._read(api, client))
 
-    def client_name(self) -> str:
-        """Who shares the engine fairly with others: the key, else the address."""
-        key = self.plan.key
-        return key.name if key is not None else self.connection.peer
-
     def _read(self, api, client: str) -> tuple:
         """Any thread: touches nothing that changes."""
         try:
@@ -115,12 +110,11 @@ class LocalExchange(MovingExchange):
             self.on_failed(error)
 
     def _capped(self, generations: list[GenerationRequest]) -> list[GenerationRequest]:
-        """With the shortest of the prompt caps of route and key, which the engine checks when it has counted the tokens."""
-        key = self.plan.key
-        caps = [cap for cap in (self._cap, key.max_prompt_tokens if key is not None else None) if cap]
-        if not caps:
+        """With the shortest of the prompt caps, which the engine checks when it has counted the tokens."""
+        cap = self.prompt_cap(self._cap)
+        if cap is None:
             return generations
-        return [msgspec.structs.replace(generation, max_prompt_tokens=min(caps)) for generation in generations]
+        return [msgspec.structs.replace(generation, max_prompt_tokens=cap) for generation in generations]
 
     # -- the engine's events, through the parts ------------------------------------------------------------------------
 

@@ -13,9 +13,10 @@ from laya.routing.table import RouteTable
 
 
 class ModelList:
-    def __init__(self, table: RouteTable, engines: dict) -> None:
+    def __init__(self, table: RouteTable, engines: dict, backends: dict | None = None) -> None:
         self._table = table
         self._engines = engines
+        self._backends = backends or {}
         self._created = int(time.time())
 
     def all(self) -> dict:
@@ -41,13 +42,21 @@ class ModelList:
         groups = [route.targets, *(route.classify.groups if route.classify else ())]
         targets = [target.backend for group in groups for target in group]
         entry: dict = {"id": name, "object": "model", "created": self._created, "owned_by": "laya"}
-        windows = [self._engines[t].card.max_model_len for t in targets if t in self._engines and self._engines[t].card]
+        cards = [card for card in map(self._card, targets) if card is not None]
+        windows = [card["max_model_len"] for card in cards if "max_model_len" in card]
         if windows:
             entry["max_model_len"] = min(windows)
-        details = [self._engines[t].card.details for t in targets if t in self._engines and self._engines[t].card]
+        details = [card["details"] for card in cards if "details" in card]
         if details:
             entry["details"] = details[0]
         return entry
+
+    def _card(self, target: str) -> dict | None:
+        """What is known of a target's model: of an engine here, or of one in a process of its own."""
+        if target in self._engines:
+            card = self._engines[target].card
+            return {"max_model_len": card.max_model_len, "details": card.details} if card else None
+        return self._backends[target].card if target in self._backends else None
 
 
 def _system_one(entry: dict) -> dict:

@@ -18,7 +18,8 @@ from laya.wire.sse import StreamWatch
 # Never forwarded upstream: what belongs to this hop, the client's credentials, our own controls.
 REQUEST_DROP = frozenset({
     b"host", b"authorization", b"x-api-key", b"expect", b"x-request-id", b"x-laya-session", b"x-laya-target",
-    b"x-laya-timing", b"x-laya-client", b"x-laya-max-prompt-tokens", b"cookie", b"proxy-authorization", b"forwarded", b"x-forwarded-for",
+    b"x-laya-timing", b"x-laya-client", b"x-laya-max-prompt-tokens", b"cookie", b"proxy-authorization", b"forwarded",
+    b"x-forwarded-for",
 })  # fmt: skip
 # Never forwarded to the client: names that are ours to set.
 RESPONSE_DROP = frozenset({b"x-request-id", b"x-laya-route", b"x-laya-backend", b"server-timing", b"date", b"server"})

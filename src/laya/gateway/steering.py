@@ -174,9 +174,9 @@ def _decide(way: Way) -> tuple[int, Decision | None]:
 
 
 def _with_room(candidates: list, tokens: int) -> list:
-    """Those whose route takes so long a prompt. Engines count for themselves; for a backend the estimate must do."""
+    """Those whose route takes so long a prompt. Engines count for themselves; for other backends the estimate must do."""
     fitting = [
-        c for c in candidates if c.engine is not None or c.max_prompt_tokens is None or tokens <= c.max_prompt_tokens
+        c for c in candidates if c.counts or c.max_prompt_tokens is None or tokens <= c.max_prompt_tokens
     ]  # fmt: skip
     if not fitting:
         limit = max(c.max_prompt_tokens for c in candidates)

@@ -15,8 +15,8 @@ from laya.config import DEFAULT_MODEL, Config, EngineConfig
 from laya.engine.budget import Plan, PlanSettings, Shared, plan, shape_of
 from laya.engine.machine import Memory
 from laya.errors import StartError
-
-BLOCK_TOKENS = 16  # small enough that a sequence wastes little of its last block, large enough to copy and hash quickly
+from laya.inprocess.choice import Choice, choose
+from laya.inprocess.commands import set_aside
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -37,13 +37,14 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     settings: EngineConfig
     path: str
     description: dict
+    choice: Choice
     plan: Plan
     max_num_seqs: int
     shrunk: dict[str, int | None] = {}
 
     def table(self) -> str:
         kind = f"{self.description['architecture']}, {self.description['quantization']}, {self.description['dtype']}"
-        return f"engine {self.name}: {self.settings.model} ({kind})\n{self.plan.table()}"
+        return f"engine {self.name}: {self.settings.model} ({kind})\n  run by {self.choice.line()}\n{self.plan.table()}"
 
 
 def plan_engines(config: Config, machine: Machine) -> list[EnginePlan]:
@@ -72,7 +73,8 @@ def _plan_one(name: str, settings: EngineConfig, config: Config, machine: Machin
 
     path = model_path(config, settings)
     description = describe(path, device=machine.device, dtype=settings.dtype)
-    wanted = _wanted(settings, config, machine, before)
+    choice = choose(settings, description, machine.device, taken=any(engine.choice.nano for engine in before))
+    wanted = _wanted(settings, choice, config, machine, before)
     shape = shape_of(description)
     result = plan(shape, wanted)
     shrunk: dict[str, int | None] = {}
@@ -81,12 +83,14 @@ def _plan_one(name: str, settings: EngineConfig, config: Config, machine: Machin
         wanted = msgspec.structs.replace(wanted, **shrunk)
         result = plan(shape, wanted)
     return EnginePlan(
-        name=name, settings=settings, path=path, description=description, plan=result, shrunk=shrunk,
+        name=name, settings=settings, path=path, description=description, choice=choice, plan=result, shrunk=shrunk,
         max_num_seqs=wanted.max_num_seqs,
     )  # fmt: skip
 
 
-def _wanted(settings: EngineConfig, config: Config, machine: Machine, before: list[EnginePlan]) -> PlanSettings:
+def _wanted(
+    settings: EngineConfig, choice: Choice, config: Config, machine: Machine, before: list[EnginePlan]
+) -> PlanSettings:  # fmt: skip
     return PlanSettings(
         device=machine.device,
         device_memory=machine.card or machine.host,
@@ -97,9 +101,10 @@ def _wanted(settings: EngineConfig, config: Config, machine: Machine, before: li
         max_num_seqs=settings.max_num_seqs,
         prefill_chunk_tokens=settings.prefill_chunk_tokens,
         kv_cache=None if settings.kv_cache == "auto" else settings.kv_cache,
-        swap_space=settings.swap_space,
-        enforce_eager=settings.enforce_eager,
-        block_tokens=BLOCK_TOKENS,
+        swap_space=0 if choice.nano else settings.swap_space,
+        enforce_eager=settings.enforce_eager or not choice.nano,  # the torch engine captures no graphs
+        whole_prompts=choice.nano,
+        block_tokens=choice.block_tokens,
         queue_tokens=settings.queue_tokens,
         shared=None if before else _shared(config),
         taken_device=sum(engine.plan.device_total for engine in before),
@@ -109,6 +114,7 @@ def _wanted(settings: EngineConfig, config: Config, machine: Machine, before: li
 
 def _shared(config: Config) -> Shared:
     cache = config.stages.cache
+    host, gpu = set_aside(config)
     cached = cache.enabled or any(getattr(route, "cache", None) for route in config.routes)
     return Shared(
         connections=config.server.max_connections,
@@ -116,5 +122,6 @@ def _shared(config: Config) -> Shared:
         cache=cache.max_bytes if cached else 0,
         sessions=config.router.cache_size,
         store=config.router.responses.max_bytes,
-        backends=sum(backend.memory or 0 for backend in config.backends.values() if backend.command),
+        backends=host,
+        gpu_backends=gpu,
     )

@@ -47,6 +47,9 @@ class Address:
 class Pool:
     """Connections to one address. `settings` is the backend's configuration."""
 
+    waits = False  # for a backend that is away: see `GatedPool`
+    unreachable = False  # as health probes found it: no connection to its host can be made
+
     def __init__(self, name: str, settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
         self.name = name
         self.settings = settings

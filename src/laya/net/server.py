@@ -38,6 +38,13 @@ class Server:
 
     async def listen(self) -> None:
         """Bind; raises StartError in one line."""
+        settings = self.settings
+        if settings.host:
+            await self._listen_tcp()
+        if settings.unix_socket:
+            await self._listen_unix(settings.unix_socket)
+
+    async def _listen_tcp(self) -> None:
         settings, loop = self.settings, self.loop
         tls = _tls_context(settings.tls) if settings.tls.certificate else None
         try:
@@ -53,8 +60,6 @@ class Server:
         for sock in listener.sockets:
             host, port = sock.getsockname()[:2]
             self.addresses.append(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
-        if settings.unix_socket:
-            await self._listen_unix(settings.unix_socket)
 
     async def _listen_unix(self, path: str) -> None:
         if await self._answers(path):
