@@ -49,9 +49,9 @@ def summary(config: Config, table: RouteTable) -> list[str]:
 def missing_models(config: Config) -> list[str]:
     """Engines whose model is no file here."""
     return [
-        f"the model of engine {name} is not there: {config.path_of(engine.model)}{_hint(engine)}"
+        f"the model of engine {name} is not there: {config.model_path(engine)}{_hint(engine)}"
         for name, engine in config.engines_by_name().items()
-        if not os.path.exists(config.path_of(engine.model))
+        if not os.path.exists(config.model_path(engine))
     ]
 
 

@@ -7,6 +7,7 @@ fields in `server.py`, `targets.py` and `inference.py`.
 from __future__ import annotations
 
 import os
+import sys
 from typing import Annotated
 
 from laya.config.inference import DEFAULT_MODEL, EngineConfig, InferenceConfig, WatchdogConfig
@@ -67,6 +68,12 @@ class Config(Section, kw_only=True):
         """A path of the file, absolute: relative ones start at the file's folder, or without a file where we are."""
         folder = os.path.dirname(os.path.abspath(self.source)) if self.source else os.getcwd()
         return os.path.join(folder, os.path.expanduser(text))
+
+    def model_path(self, engine: EngineConfig) -> str:
+        """Where an engine's model is, or should be. The single executable carries the default one within itself."""
+        path = self.path_of(engine.model)
+        carried = os.path.join(getattr(sys, "_MEIPASS", ""), engine.model)  # PyInstaller's folder of what was packed
+        return carried if hasattr(sys, "_MEIPASS") and not os.path.exists(path) and os.path.exists(carried) else path
 
 
 def served_name(engine: EngineConfig) -> str:

@@ -58,7 +58,7 @@ def plan_engines(config: Config, machine: Machine) -> list[EnginePlan]:
 
 
 def model_path(config: Config, settings: EngineConfig) -> str:
-    path = os.path.join(os.path.dirname(config.source) if config.source else "", settings.model)
+    path = config.model_path(settings)
     if not os.path.exists(path):
         mend = "bring it with: laya pull default" if settings.model == DEFAULT_MODEL else "see inference.model"
         raise StartError(f"the model {path} is not there; {mend}")
