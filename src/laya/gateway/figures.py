@@ -21,6 +21,8 @@ def backend_status(backend: Backend, now: float) -> dict[str, Any]:
     }  # fmt: skip
     if backend.breaker.cool_until > now:
         status["asked_for_rest_s"] = round(backend.breaker.cool_until - now, 1)
+    if backend.process is not None:
+        status["process"] = backend.process.status()
     return status
 
 
@@ -42,13 +44,21 @@ def routing_gauges(gateway) -> Iterator[Sample]:
         yield "laya_backend_up", {"backend": name}, int(up)
         yield "laya_backend_inflight", {"backend": name}, backend.pool.inflight
         yield "laya_breaker_state", {"backend": name}, backend.breaker.state
+        if backend.process is not None:
+            yield "laya_backend_loaded", {"backend": name}, int(backend.process.state in ("ready", "yielding"))
+            yield "laya_backend_waiting", {"backend": name}, backend.pool.held
     yield "laya_sessions", {}, gateway.sessions.figures()[0]
     yield "laya_session_table_degraded", {}, int(gateway.sessions.status()["state"] == "degraded")
     if gateway.store is not None:
         yield "laya_responses_bytes", {}, gateway.store.bytes
+    if gateway.staging.caching is not None:
+        yield "laya_cache_bytes", {}, gateway.staging.caching.cache.bytes
 
 
 def routing_counters(gateway) -> Iterator[Sample]:
+    for name, backend in gateway.backends.items():
+        if backend.process is not None:
+            yield "laya_backend_starts", {"backend": name}, backend.process.starts
     yield "laya_session_evictions", {}, gateway.sessions.figures()[1]
     yield "laya_session_late", {}, gateway.sessions.late
     for kind, times in gateway.sessions.status().get("errors", {}).items():
@@ -58,3 +68,8 @@ def routing_counters(gateway) -> Iterator[Sample]:
         yield "laya_route_decisions", {"route": route, "rule": rule, "backend": target}, times
     for kind, times in gateway.staging.redacted.items():
         yield "laya_redacted", {"kind": kind}, times
+    if gateway.staging.caching is not None:
+        cache = gateway.staging.caching.cache
+        yield "laya_cache_hits", {}, cache.hits
+        yield "laya_cache_misses", {}, cache.misses
+        yield "laya_cache_evictions", {}, cache.evictions

@@ -71,7 +71,7 @@ class Gateway:
         self.log = log
         self.offload = offload
         self.now = now
-        self.models = ModelList(table, engines)
+        self.models = ModelList(table, engines, backends)
         self.selection = Selection(table, backends, engines, self.models, now)
         self.sessions = sessions or MemorySessions(1)
         self.steering = Steering(self, self.sessions)
@@ -91,7 +91,7 @@ class Gateway:
         turn = self.selection.turn
         self.table, self.access = table, access
         self.staging.adopt(stages)
-        self.models = ModelList(table, self.engines)
+        self.models = ModelList(table, self.engines, self.backends)
         self.selection = Selection(table, self.backends, self.engines, self.models, self.now)
         self.selection.turn = turn
 
@@ -195,6 +195,11 @@ class Gateway:
         """Give the request to the first candidate; `way` is what steering adds."""
         if plan.api in PICKED:
             candidates = offering(self, plan.api, name, candidates)
+        if route.cache and self.staging.caching is not None:
+            way_on = self.staging.caching.enter(connection, request, body, plan, fields, name, route, candidates, way)
+            if way_on is None:
+                return
+            connection, body, fields = way_on
         best = candidates[0]
         exchange: Any
         if best.engine is not None:

@@ -51,14 +51,15 @@ class Form(enum.IntEnum):
 
 
 NONE, PASSED, STREAM, WHOLE = Form
+UNREAD = object()
 
 
 class Staged(Between):
     """`lines` are header lines that the stages add, `filters` what changes the answer, `ticket` what a key's limits gave."""
 
     __slots__ = (
-        "redacted", "customised", "lines", "filters", "counts", "cache", "ticket", "over", "_form", "_head", "_parts", "_size",
-        "_jobs", "_begun",
+        "redacted", "customised", "lines", "filters", "counts", "cache", "question", "ticket", "over", "_form", "_head",
+        "_parts", "_size", "_jobs", "_begun",
     )  # fmt: skip
 
     def __init__(self, gateway, outer, request, body: bytes, plan) -> None:
@@ -69,6 +70,7 @@ class Staged(Between):
         self.filters: tuple[Filter, ...] = ()
         self.counts: dict[str, int] | None = None  # what was redacted, by kind
         self.cache = ""  # hit, miss or bypass; "" where the route has no cache
+        self.question: Any = UNREAD  # of the cache; None: it passes by
         self.ticket: Any = None
         self.over = False
         self._form = NONE
@@ -81,6 +83,13 @@ class Staged(Between):
     def ready_for(self, route) -> bool:
         """Everything that this route wants was done to the request."""
         return self.customised and (self.redacted or not route.redact)
+
+    def cached_as(self, word: str) -> None:
+        """What the cache did for it: hit, miss or bypass."""
+        self.cache = word
+        self.lines = b"x-laya-cache: %b\r\n" % word.encode()
+        if word == "hit" and self.ticket is not None:
+            self.ticket.waive()
 
     def log_note(self) -> bytes:
         """Members of the access line: `cache`, and how much was redacted of each kind."""
@@ -251,7 +260,9 @@ class Staged(Between):
             return
         exchange, begun = self.exchange, self._begun or self._form is PASSED
         self.close()
-        if exchange is not None:
+        if isinstance(exchange, Between):
+            exchange.cancel()  # a generation that others may wait for
+        elif exchange is not None:
             exchange.end_with(error)  # what it writes for it is dropped: its pieces may still be under way
         body = error_bytes(self.plan.path, error)
         if begun:

@@ -14,6 +14,7 @@ import msgspec
 
 from laya.config import Config
 from laya.errors import ConfigError, InvalidRequest, LayaError, Unavailable
+from laya.gateway.caching import Caching
 from laya.gateway.exchange import Exchange
 from laya.gateway.staged import FILTER_ON_LOOP, Staged
 from laya.schema.codec import decode_members, encode_members
@@ -25,7 +26,9 @@ class Stages:
     user's own that cannot be had."""
 
     def __init__(self, config: Config) -> None:
-        self.settings = config.stages
+        self.caching = config.stages.cache
+        self.caches = self.caching.enabled or any(route.cache for route in config.routes)
+        self.backends = config.backends
         redact = config.stages.redact
         self.reports = redact.mode == "report"
         self.redactor = _redactor(redact) if redact.enabled or any(route.redact for route in config.routes) else None
@@ -43,12 +46,17 @@ def _redactor(settings):
 class Staging:
     def __init__(self, gateway, stages: Stages) -> None:
         self.redacted: dict[str, int] = {}  # kind -> values found so far
+        self.caching: Caching | None = Caching(gateway, stages.caching) if stages.caches else None
         self._gateway = gateway
         self._stages = stages
 
     def adopt(self, stages: Stages) -> None:
-        """Requests from now on go through these."""
-        self._stages = stages
+        """Requests from now on go through these. The cache stays, unless its answers may be those of other servers now."""
+        old, self._stages = self._stages, stages
+        if not stages.caches:
+            self.caching = None
+        elif self.caching is None or (old.caching, old.backends) != (stages.caching, stages.backends):
+            self.caching = Caching(self._gateway, stages.caching)
 
     # -- the request's way in ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,149 @@
+"""The result cache on a request's way: answered from it, joined to a twin's generation, or sent on to fill it.
+
+In: a request of a route with a cache, its target chosen. Out: its answer; or the connection on which it goes on, a `Flight`
+that fills the cache. Reading a large request and making a large answer go through the preparation worker. Loop thread only.
+"""
+
+from __future__ import annotations
+
+from laya.errors import LayaError, Unavailable
+from laya.gateway.cached import CachedExchange
+from laya.gateway.exchange import JSON_LINE, Exchange
+from laya.gateway.flight import Flight, events_of
+from laya.gateway.local import SSE_LINES
+from laya.gateway.staged import UNREAD, Staged
+from laya.routing.sessions.hot import HotTable
+from laya.schema.fields import RoutingFields
+from laya.stages.cache import Kept, ResultCache
+from laya.stages.cache_key import Question, read_question
+from laya.stages.replay import from_plain, from_stream, told_as_stream
+
+# Reading a body and writing it twice, or telling an answer again, costs about 10 ns a byte: this much is 0.3 ms.
+WORK_ON_LOOP = 32 * 1024
+
+
+class Caching:
+    """`settings` are those of `stages.cache`."""
+
+    def __init__(self, gateway, settings) -> None:
+        self.cache = ResultCache(HotTable(settings.max_bytes), max_bytes=settings.max_bytes, ttl_s=settings.ttl_s)
+        self._gateway = gateway
+        self._any_temperature = settings.any_temperature
+        self._flights: dict[tuple, Flight] = {}
+
+    def enter(self, staged: Staged, request, body: bytes, plan, fields: RoutingFields, name: str, route, candidates: list, way):
+        """(connection, body, fields) to go on with. None: it was answered, waits for a twin, or comes again when it is read."""
+        target = candidates[0]
+        if staged.question is UNREAD:
+            key = plan.key
+            scope = (
+                key.name if key is not None else "", plan.path.decode("latin-1"), request.query.decode("latin-1"), target.name,
+                target.model or name,
+            )  # fmt: skip
+            control = request.fields.get(b"cache-control")
+            if len(body) > WORK_ON_LOOP:
+                again = (staged, request, body, plan, fields, name, route, candidates, way)
+                self._read_in_worker(staged, scope, control, again)
+                return None
+            staged.question = read_question(body, plan.api, scope, control, self._any_temperature)
+        question = staged.question
+        if question is None:
+            staged.cached_as("bypass")
+            return staged, body, fields
+        if self._known(staged, request, body, plan, name, route, target, question, way):
+            return None
+        self.cache.misses += 1
+        staged.cached_as("miss")
+        staged.exchange = flight = self._flight(staged, question, plan.api, target.name)
+        return flight, question.body, RoutingFields(fields.model, fields.stream, question.body, None)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _read_in_worker(self, staged: Staged, scope: tuple, control: bytes | None, again: tuple) -> None:
+        gateway, (_, request, body, plan, *_rest) = self._gateway, again
+        waiting = staged.exchange = Exchange(gateway, staged, request, body, plan)
+
+        def done(question) -> None:
+            if staged.exchange is not waiting:
+                return  # the client left meanwhile
+            if isinstance(question, LayaError):
+                waiting.fail(question)
+                return
+            staged.question, staged.exchange = question, None
+            gateway.guard(staged, request, body, plan, gateway.dispatch, *again)
+
+        gateway.offload(lambda: read_question(body, plan.api, scope, control, self._any_temperature), done)
+
+    # -- answers that are there, or on their way -------------------------------------------------------------------------
+
+    def _known(self, staged: Staged, request, body: bytes, plan, name: str, route, target, question: Question, way) -> bool:
+        """Whether it is answered without a generation of its own."""
+        kept = self.cache.find(question, self._gateway.now())
+        twin = self._flights.get(_form(question)) if kept is None and question.max_age else None
+        if kept is None and (twin is None or not twin.takes_more):
+            return False
+        self.cache.hits += 1
+        staged.cached_as("hit")
+        exchange = staged.exchange = CachedExchange(
+            self._gateway, staged, request, body, plan, name, route.name, target.name
+        )  # fmt: skip
+        if way is not None and way.parked is not None:
+            exchange.began, exchange.request_id = way.parked.began, way.parked.request_id
+        if kept is None:
+            twin.join(exchange)
+        elif not question.stream:
+            exchange.answer(200, JSON_LINE, kept.body, "ok")
+        elif len(kept.body) <= WORK_ON_LOOP:
+            exchange.tell(SSE_LINES, told_as_stream(plan.api, kept.body, question.wants_count))
+        else:
+            self._gateway.offload(
+                lambda: told_as_stream(plan.api, kept.body, question.wants_count), lambda data: exchange.tell(SSE_LINES, data)
+            )
+        return True
+
+    # -- filling -------------------------------------------------------------------------------------------------------
+
+    def _flight(self, staged: Staged, question: Question, api: str, target: str) -> Flight:
+        flight = Flight(staged, self.cache.largest, lambda flight, data: self._landed(flight, data, question, api, target))
+        if question.max_age:
+            self._flights[_form(question)] = flight
+        return flight
+
+    def _landed(self, flight: Flight, data: bytes | None, question: Question, api: str, target: str) -> None:
+        form = _form(question)
+        if self._flights.get(form) is flight:
+            del self._flights[form]
+        exchange = flight.exchange
+        if data is None or exchange is None or exchange.backend != target:
+            return  # another target's answer is no answer to this question
+        streamed, tokens = flight.streamed, exchange.tokens
+        if len(data) <= WORK_ON_LOOP:
+            self._keep(question, _kept_of(api, data, streamed, tokens, question))
+            return
+        try:
+            self._gateway.offload(
+                lambda: _kept_of(api, data, streamed, tokens, question), lambda kept: self._keep(question, kept)
+            )
+        except Unavailable:
+            pass  # the worker is busy: the answer is not kept
+
+    def _keep(self, question: Question, kept: Kept | LayaError | None) -> None:
+        if isinstance(kept, Kept):
+            self.cache.keep(question, kept, self._gateway.now())
+
+
+def _form(question: Question) -> tuple:
+    """Twins ask the same in the same form."""
+    return question.key, question.stream, question.wants_count
+
+
+def _kept_of(api: str, data: bytes, streamed: bool, tokens: tuple[int, int] | None, question: Question) -> Kept | None:
+    """What is kept of a whole answer. Any thread."""
+    if streamed:
+        try:
+            found = from_stream(api, events_of(data), tokens, question)
+        except LayaError:  # an event too long to be read
+            return None
+        return None if found is None else Kept(*found)
+    body = from_plain(api, data, question)
+    return None if body is None else Kept(body, True)
