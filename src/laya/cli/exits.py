@@ -14,9 +14,9 @@ INTERRUPTED = 130  # 128 + SIGINT
 MEANINGS = {
     OK: "done; for serve and router: stopped in order",
     FAILED: "the command ran and the answer is no (route: no rule takes the name; plan: it does not fit; pull: the download is "
-    "not what it should be)",
+    "not what it should be; doctor: something must be mended; bench: no request succeeded)",
     USAGE: "the command line is wrong",
-    NO_NETWORK: "pull: nothing could be downloaded",
+    NO_NETWORK: "pull: nothing could be downloaded; top and bench: no server answers",
     ENGINE_DIED: "the engine ended by itself and nothing else in the process could serve",
     DEVICE_LOST: "the GPU is lost: the driver says so, or every call to it fails; a new process is needed",
     CONFIG: "a setting, a package or the model file keeps it from starting; one line says which",

@@ -24,6 +24,9 @@ COMMANDS = {
     "plan": "show what memory the engines would take, before anything is loaded, and whether it fits",
     "route": "show which rule takes a model name, and why",
     "pull": "bring a model: `default`, or ORG/NAME from the hub",
+    "doctor": "look for what keeps Laya from working here, and say what mends it; ends with one real generation",
+    "top": "watch a running server in the terminal: what /ui shows",
+    "bench": "put a short load on a running server and print its rates and latencies",
 }
 # What even the configuration needs; serve and router check the rest of their chain.
 _NEEDED = ("msgspec", "yaml", "ahocorasick")

@@ -1,0 +1,111 @@
+"""`laya top` from a running server and from frames."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from laya.cli.main import main
+from laya.cli.top_screen import duration, milliseconds, screen, size, spark
+
+
+def test_once_prints_one_frame(router, capsys):
+    router.chat("a-model", "words of a prompt")
+    time.sleep(1)  # frames are made once a second
+    assert main(["top", "--once", "--url", router.url]) == 0
+    out = capsys.readouterr().out
+    assert "laya 0" in out and "router" in out and "ready" in out and "host" in out
+    assert "a-model" in out and "200 ok" in out and "closed" in out and "words of a prompt" not in out
+
+
+def test_the_address_and_the_key_come_from_the_configuration(upstream, tmp_path, capsys):
+    from server import running
+
+    config = {
+        "auth": {"keys": [{"name": "me", "key": "k-1"}]}, "backends": {"up": {"url": upstream.url, "health": None}},
+        "routes": [{"match": "*", "to": "up"}], "server": {"host": "0.0.0.0"},
+    }  # fmt: skip
+    with running(config, tmp_path) as laya:
+        config["server"]["port"] = laya.port
+        path = tmp_path / "same.yaml"
+        path.write_text(json.dumps(config))
+        assert main(["top", "--once", "--config", str(path)]) == 0
+        assert "router" in capsys.readouterr().out
+        assert main(["top", "--once", "--config", str(path), "--key", "other"]) == 1
+        assert "answers 401" in capsys.readouterr().err
+
+
+def test_it_goes_on_when_the_server_comes_back(upstream, tmp_path):
+    from server import ROOT, running
+
+    config = {"backends": {"up": {"url": upstream.url, "health": None}}, "routes": [{"match": "*", "to": "up"}]}
+    with running(config, tmp_path) as laya:
+        top = subprocess.Popen(
+            [sys.executable, "-u", "-m", "laya", "top", "--url", laya.url], stdout=subprocess.PIPE, text=True,
+            env={"PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "FORCE_COLOR": "1", "TTY_INTERACTIVE": "1", "COLUMNS": "100"},
+        )  # fmt: skip
+        seen = ""
+        try:
+            until = time.monotonic() + 30
+            while "router" not in seen and time.monotonic() < until:
+                seen += top.stdout.readline()
+            port = laya.port
+            laya.stop()
+            while "nothing answers" not in seen and time.monotonic() < until:
+                seen += top.stdout.readline()
+            with running({**config, "server": {"port": port}}, tmp_path):
+                back = ""
+                while "up 0 s" not in back and "up 1 s" not in back and "up 2 s" not in back and time.monotonic() < until:
+                    back += top.stdout.readline()
+        finally:
+            top.kill()
+            top.wait(10)
+    assert "nothing answers" in seen and "ready" in back
+
+
+FRAME = {
+    "version": "0", "role": "serve", "ready": False, "uptime_s": 7200, "at": 0, "outcomes": {},
+    "machine": {
+        "gpus": [
+            {"index": 0, "name": "Card", "used": 95 << 28, "total": 24 << 30, "temperature_c": 71.0, "lost": False},
+            {"index": 1, "name": "", "used": 0, "total": 0, "temperature_c": None, "lost": True},
+        ],
+        "host": {"total": 32 << 30, "available": 8 << 30}, "group": {"total": 1 << 30, "available": 1 << 28},
+        "swap": {"total": 1 << 30, "used": 0}, "process": {"resident": 1 << 30, "peak": 1 << 30},
+    },
+    "components": {
+        "server": {"connections": 3, "draining": False}, "engines": {"e": {"state": "ready", "stuck": True}},
+        "watchdog": {"level": "soft", "why": "host memory at 93 %"}, "backends": {},
+    },
+    "figures": {"e": {"model": "m", "running": 1, "allowed": 4, "waiting": 2, "kv_used": 3, "kv_total": 9, "generated_tokens": 5,
+                      "preemptions": 0}},
+    "minute": {"requests_s": 1.5, "generated_s": 20.0, "prompt_s": 0.0, "latency": []},
+    "history": {"requests": [0, 1, 2], "generated": [0, 0, 0]},
+    "recent": [{"at": 0, "model": "\x1b[31m[red]evil[/red]\x07", "route": "r", "backend": "b", "api": "chat", "status": 502,
+                "outcome": "upstream_error", "ms": 1234.5, "tokens": None, "client": "c", "id": "i"}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [60, 140])
+def test_a_frame_becomes_text_and_names_stay_text(width):
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=False).print(screen(FRAME, width))
+    text = out.getvalue()
+    assert "not ready" in text and "up 2 h" in text and "71 °C" in text and "lost" in text
+    assert "stuck" in text and "memory protection soft: host memory at 93 %" in " ".join(text.split())
+    assert "\x1b" not in text and "\x07" not in text and "[red]evil" in text
+    assert ("502 upstream error" if width > 90 else "502 ") in text and "1.2 s" in text
+
+
+def test_figures_are_short():
+    assert [size(n) for n in (0, 1023, 1 << 20, 3 << 40)] == ["0 B", "1023 B", "1.0 MiB", "3.0 TiB"]
+    assert [milliseconds(n) for n in (0.05, 5, 1500)] == ["50 µs", "5.0 ms", "1.5 s"]
+    assert [duration(n) for n in (5, 600, 7200, 864000)] == ["5 s", "10 min", "2 h", "10 d"]
+    assert spark([0, 1, 8]).endswith(" ▁█") and len(spark([1] * 99)) == 24 and spark([]).strip() == ""
