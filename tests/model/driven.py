@@ -12,7 +12,7 @@ from engine.harness import Client, Engine
 from laya.engine.admission import Offer
 from laya.engine.prepare import PromptLimits, prepare
 from laya.model import nanovllm
-from laya.model.nano_package import BLOCK_TOKENS
+from laya.model.nano_fit import BLOCK_TOKENS
 from laya.schema.generation import GenerationRequest, SamplingParams
 
 from . import nano_device, tiny

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from laya.errors import ConfigError, DependencyError, EngineFailed
-from laya.model import nano_package
+from laya.model import nano_fit, nano_package
 from laya.schema.generation import Finished
 
 from . import tiny
@@ -239,7 +239,7 @@ def test_decodes_go_on_between_prompts(engine):
 @pytest.mark.parametrize(("sequences", "slots"), [(1, 1), (3, 4), (5, 8), (9, 16), (16, 16), (17, 32), (40, 48)])
 def test_there_is_a_captured_graph_for_every_batch(sequences, slots):
     """The package captures 1, 2, 4, 8 and multiples of 16 up to its limit, and looks for the next one up."""
-    assert nano_package.graph_slots(sequences) == slots
+    assert nano_fit.graph_slots(sequences) == slots
     captured = [1, 2, 4, 8, *range(16, slots + 1, 16)]
     assert all(any(size >= batch for size in captured) for batch in range(1, sequences + 1))
 

@@ -111,3 +111,12 @@ def test_a_seed_gives_the_same_text_alone_in_a_batch_and_after_preemption(smollm
     assert len({tuple(s.token_ids[-10:]) for s in batch[1:]}) == 4
     other = continuation(runner, sequence(ids, range(4), warm, seed=43), 24)
     assert other == batch[3].token_ids[len(ids) :] != alone
+
+
+def test_memory_is_told_after_it_was_closed_too(tmp_path):
+    """Metrics are read by another thread than the one that closes it."""
+    tiny.save("llama", tmp_path)
+    runner, _, _ = load(str(tmp_path), device="cpu", num_blocks=4)
+    before = runner.memory()
+    runner.close()
+    assert runner.memory() == before and before["kv"] > 0 < before["params"]

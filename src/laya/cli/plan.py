@@ -88,6 +88,8 @@ def _engine(engine: EnginePlan) -> dict:
     plan = engine.plan
     return {
         "model": engine.settings.model,
+        "engine": engine.choice.engine,
+        "why": engine.choice.why,
         "fits": plan.fits,
         "device": plan.device,
         "host": plan.host,

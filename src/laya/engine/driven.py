@@ -149,7 +149,7 @@ class DrivenScheduler:
         return self._has_room(len(offer.prepared.prompt_ids) + offer.prepared.tail)
 
     def _has_room(self, tokens: int) -> bool:
-        """Blocks for so many tokens beside the prompts handed over and not read yet, and one for each that runs to grow into."""
+        """Blocks for so many tokens beside the prompts handed over and not read yet, and one for each that runs."""
         size = self._runner.block_size
         promised = sum(-(-len(sequence) // size) for sequence in self.running if sequence.status is Status.PREFILL)
         left = self.blocks.available - promised - -(-tokens // size)

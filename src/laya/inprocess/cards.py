@@ -19,19 +19,23 @@ Loaded = tuple[Any, Any, ModelCard]  # runner, tokenizer, card
 def card_before_loading(engine: EnginePlan, device: str) -> ModelCard:
     """Enough to translate a request by, which may come (and wait) before the weights are there."""
     settings, told = engine.settings, engine.description
-    details = {"state": "not loaded", "engine": "torch", "device": device, "chat_style": told["chat_style"]}
+    details = {
+        "state": "not loaded", "engine": engine.choice.engine, "engine_why": engine.choice.why, "device": device,
+        "chat_style": told["chat_style"],
+    }  # fmt: skip
     return ModelCard(
         id=served_name(settings), max_model_len=engine.plan.max_seq_len, chat=told["chat_template"],
         details=_with_settings(details, settings),
     )  # fmt: skip
 
 
-def with_settings(load: Callable[[], Loaded], settings: EngineConfig) -> Callable[[], Loaded]:
-    """`load`, and then the card with how tool calls are written and how decisions are made."""
+def with_settings(load: Callable[[], Loaded], engine: EnginePlan) -> Callable[[], Loaded]:
+    """`load`, and then the card with why this engine, how tool calls are written and how decisions are made."""
 
     def loaded() -> Loaded:
         runner, tokenizer, card = load()
-        return runner, tokenizer, msgspec.structs.replace(card, details=_with_settings(card.details, settings))
+        details = {**card.details, "engine_why": engine.choice.why}
+        return runner, tokenizer, msgspec.structs.replace(card, details=_with_settings(details, engine.settings))
 
     return loaded
 

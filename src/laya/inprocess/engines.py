@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from laya import dependencies
-from laya.config import Config, EngineConfig
+from laya.config import Config
 from laya.engine.backend import EngineBackend
 from laya.engine.heap import loaded_tightly
 from laya.engine.machine import Memory, host_memory
@@ -22,8 +22,9 @@ from laya.engine.settings import EngineSettings
 from laya.engine.step import DeviceLost
 from laya.errors import ConfigError, DeviceGone, EngineDied, StartError
 from laya.inprocess.cards import card_before_loading, with_settings
+from laya.inprocess.choice import unused
 from laya.inprocess.loading import LoadingProgress
-from laya.inprocess.plans import BLOCK_TOKENS, EnginePlan, Machine, model_path, plan_engines
+from laya.inprocess.plans import EnginePlan, Machine, model_path, plan_engines
 from laya.log import Log
 
 Engine = EngineBackend | OnDemandEngine
@@ -40,10 +41,10 @@ def build_engines(
         model_path(config, settings)  # said before torch is imported, which takes seconds
     dependencies.check(dependencies.ENGINE)
     device = _device()
-    for settings in config.engines_by_name().values():
-        _choose(settings, device, log)
     machine = Machine(host_memory(), _card_memory() if device == "cuda" else None)
     made = plan_engines(config, machine)
+    for engine in made:
+        _tell_choice(engine, device, log)
     _insist(made, log)
     return {engine.name: _engine(engine, device, post, on_failed, log) for engine in made}
 
@@ -54,23 +55,13 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _choose(settings: EngineConfig, device: str, log: Log) -> None:
-    """Refuse an engine that this machine cannot run, saying what `auto` would do."""
-    if settings.engine == "nano-vllm":
-        missing = []
-        if device == "cpu":
-            missing.append("a CUDA device")
-        if dependencies.installed_version("nano-vllm") is None and dependencies.installed_version("nano-vllm-fork") is None:
-            missing.append("the nano-vllm package (pip install 'laya-server[nano-vllm]')")
-        if missing:
-            raise StartError(
-                f"inference.engine: nano-vllm needs {' and '.join(missing)}; "
-                f"`engine: auto` would take the torch engine on {device}"
-            )
-        raise StartError("inference.engine: nano-vllm cannot be driven yet; `engine: auto` takes the torch engine")
-    if settings.swap_space and device == "cpu":
-        log.event("warning", "no_effect", text="inference.swap_space does nothing on the CPU: KV is in host memory already")
-    log.event("info", "engine_chosen", engine="torch", device=device, asked=settings.engine)
+def _tell_choice(engine: EnginePlan, device: str, log: Log) -> None:
+    """Which engine and why, and what it does not look at of the settings."""
+    choice, name = engine.choice, engine.name
+    asked = engine.settings.engine
+    log.event("info", "engine_chosen", engine=name, chosen=choice.engine, device=device, asked=asked, why=choice.why)
+    for setting, why in unused(engine.settings, choice, device).items():
+        log.event("warning", "no_effect", engine=name, setting=f"inference.{setting}", text=why)
 
 
 def _card_memory() -> Memory:
@@ -101,25 +92,15 @@ def _insist(made: list[EnginePlan], log: Log) -> None:
 
 
 def _engine(engine: EnginePlan, device: str, post, on_failed, log: Log) -> Engine:
-    try:
-        from laya.model.load import load
-    except ImportError as exc:  # a package of a version that lacks a name we need
-        raise dependencies.unfit(exc) from None
-
     name, settings, plan = engine.name, engine.settings, engine.plan
     on_demand = settings.load == "on_demand" or settings.idle_unload_s is not None
     card = card_before_loading(engine, device)
-    work = partial(
-        load, engine.path, device=device, dtype=settings.dtype, max_seq_len=plan.max_seq_len, num_blocks=plan.num_blocks,
-        block_size=BLOCK_TOKENS, threads=settings.threads or max(1, (os.cpu_count() or 2) - 1),
-        swap_bytes=0 if device == "cpu" else settings.swap_space, max_num_seqs=engine.max_num_seqs,
-        prefill_chunk_tokens=settings.prefill_chunk_tokens, model_id=card.id,
-    )  # fmt: skip
+    work = _loader(engine, device, card.id)
     bounds = _bounds(engine)
 
     def make(on_state: Callable[[EngineBackend, str], None]) -> EngineBackend:
         progress = LoadingProgress(name, post, log)
-        loading = loaded_tightly(with_settings(partial(work, progress=progress), settings))
+        loading = loaded_tightly(with_settings(partial(work, progress=progress), engine))
         backend = EngineBackend(
             name=name, load=loading, settings=bounds, post=post, card=card, plan=plan,
             on_state=lambda state: on_state(backend, state),
@@ -146,6 +127,26 @@ def _engine(engine: EnginePlan, device: str, post, on_failed, log: Log) -> Engin
         idle_unload_s=settings.idle_unload_s, on_state=lambda state: changed(target, state),
     )  # fmt: skip
     return target
+
+
+def _loader(engine: EnginePlan, device: str, model_id: str) -> Callable[..., Any]:
+    """What reads the model, for the chosen engine; it takes `progress`."""
+    settings, plan = engine.settings, engine.plan
+    sizes = {"dtype": settings.dtype, "max_seq_len": plan.max_seq_len, "num_blocks": plan.num_blocks, "model_id": model_id}
+    sizes["max_num_seqs"] = engine.max_num_seqs
+    try:
+        if engine.choice.nano:
+            from laya.model import nanovllm
+
+            return partial(nanovllm.load, engine.path, enforce_eager=settings.enforce_eager, **sizes)
+        from laya.model.load import load
+    except ImportError as exc:  # a package of a version that lacks a name we need
+        raise dependencies.unfit(exc) from None
+    return partial(
+        load, engine.path, device=device, block_size=engine.choice.block_tokens,
+        threads=settings.threads or max(1, (os.cpu_count() or 2) - 1), swap_bytes=0 if device == "cpu" else settings.swap_space,
+        prefill_chunk_tokens=settings.prefill_chunk_tokens, **sizes,
+    )  # fmt: skip
 
 
 def _bounds(engine: EnginePlan) -> EngineSettings:

@@ -5,6 +5,7 @@ In: a path. Out: a dict of plain ints and strings; nothing is loaded. Any thread
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ def describe(path: str, *, device: str = "cpu", dtype: str | None = None) -> dic
     Keys: architecture, quantization, dtype, layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context_length,
     tied_embeddings, sliding_window (tokens or 0), window_layers (how many layers see only that much), kv_item_bytes (bytes of
     one number in the KV cache), tensor_bytes (all weights as they will be held), parameters, chat_template (bool), chat_style
-    (how its template writes tool calls and thoughts).
+    (how its template writes tool calls and thoughts), folder (bool: not one file), rope_scaled (bool).
     """
     checkpoint = open_checkpoint(path)
     spec = checkpoint.spec
@@ -47,6 +48,8 @@ def describe(path: str, *, device: str = "cpu", dtype: str | None = None) -> dic
         "kv_item_bytes": 4 if resolved == "float32" else 2,
         "tensor_bytes": weight_bytes(checkpoint, device, resolved),
         "parameters": sum(tensor.rows * tensor.columns for tensor in checkpoint.tensors.values()),
+        "folder": os.path.isdir(path),
+        "rope_scaled": spec.rope.linear_factor != 1.0 or spec.rope.factors is not None,
         "chat_template": source.chat_template is not None,
         "chat_style": msgspec.to_builtins(style_of(source.template_for_tools)),
     }

@@ -20,18 +20,13 @@ from typing import Any
 import torch
 
 from laya.errors import ConfigError, DependencyError
+from laya.model.nano_fit import BLOCK_TOKENS, graph_slots
 from laya.model.spec import ModelSpec
 
 log = logging.getLogger("laya.model")
 
-BLOCK_TOKENS = 256  # the package's own: flash-attn reads paged KV in multiples of it
 _KEY_BYTES = 8  # the package keeps a key as a 64-bit number
 _in_use = threading.Lock()  # held while an engine of the package is open: it has global state (process group, context)
-
-
-def graph_slots(sequences: int) -> int:
-    """A number of sequences that the package has a captured graph for: it makes 1, 2, 4, 8 and multiples of 16."""
-    return next((slots for slots in (1, 2, 4, 8) if slots >= sequences), -(-sequences // 16) * 16)
 
 
 class Package:
@@ -53,14 +48,15 @@ class Package:
         self.context: Callable[[], Any] = context.get_context
 
     def open(
-        self, path: str, spec: ModelSpec, *, window: int, num_blocks: int, max_num_seqs: int, enforce_eager: bool
+        self, path: str, spec: ModelSpec, *, window: int, num_blocks: int, max_num_seqs: int, enforce_eager: bool,
+        dtype: torch.dtype | None = None,
     ) -> Any:  # fmt: skip
         """Its `LLMEngine`: weights on the device, a pool of `num_blocks` blocks, warmed up. Raises ConfigError for a second."""
         if not _in_use.acquire(blocking=False):
             raise ConfigError("one engine of nano-vllm a process; give the others `engine: torch`")
         default_dtype = torch.get_default_dtype()
         try:
-            with self._replaced(spec, num_blocks):
+            with self._replaced(spec, num_blocks, dtype):
                 engine = self.llm_engine.LLMEngine(
                     path, max_num_batched_tokens=window, max_num_seqs=graph_slots(max_num_seqs), max_model_len=window,
                     enforce_eager=enforce_eager, kvcache_block_size=BLOCK_TOKENS, tokenizer=_NoTokenizer(),
@@ -87,11 +83,11 @@ class Package:
         _in_use.release()
 
     @contextlib.contextmanager
-    def _replaced(self, spec: ModelSpec, num_blocks: int) -> Iterator[None]:
+    def _replaced(self, spec: ModelSpec, num_blocks: int, dtype: torch.dtype | None) -> Iterator[None]:
         runner = self.model_runner
         with contextlib.ExitStack() as stack:
             for owner, name, value in (
-                (self.config, "AutoConfig", _PlainConfigs(self.config.AutoConfig, spec)),
+                (self.config, "AutoConfig", _PlainConfigs(self.config.AutoConfig, spec, dtype)),
                 (runner, "dist", _OwnGroup(runner.dist)),
                 (runner, "print", log.debug),  # the fork talks to standard output
                 (runner.ModelRunner, "allocate_kv_cache", _planned_pool(spec, num_blocks)),
@@ -126,21 +122,24 @@ class _PlainConfigs:
     transformers 5 has moved both, and the package would take its own default for the base, or trip over the new form.
     """
 
-    def __init__(self, auto_config: Any, spec: ModelSpec) -> None:
+    def __init__(self, auto_config: Any, spec: ModelSpec, dtype: torch.dtype | None) -> None:
         self._auto_config = auto_config
         self._spec = spec
+        self._dtype = dtype
 
     def from_pretrained(self, path: str) -> _PlainConfig:
-        return _PlainConfig(self._auto_config.from_pretrained(path), self._spec)
+        return _PlainConfig(self._auto_config.from_pretrained(path), self._spec, self._dtype)
 
 
 class _PlainConfig:
-    def __init__(self, config: Any, spec: ModelSpec) -> None:
+    def __init__(self, config: Any, spec: ModelSpec, dtype: torch.dtype | None) -> None:
         self._config = config
         self.rope_theta, self.rope_scaling = spec.rope.base, None
         self.head_dim = spec.head_dim
-        found = getattr(config, "dtype", None) or torch.bfloat16
-        self.dtype = self.torch_dtype = getattr(torch, found) if isinstance(found, str) else found
+        found = dtype or getattr(config, "dtype", None) or torch.bfloat16
+        found = getattr(torch, found) if isinstance(found, str) else found
+        # flash-attn takes 16 bits; some folders say float32 beside weights of 16.
+        self.dtype = self.torch_dtype = torch.bfloat16 if found is torch.float32 else found
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._config, name)

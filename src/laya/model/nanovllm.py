@@ -26,8 +26,9 @@ from laya.model.describe import has_chat_template
 from laya.model.device_faults import contained
 from laya.model.formats import open_checkpoint
 from laya.model.load import default_id, usable_window
-from laya.model.nano_package import BLOCK_TOKENS, Package, PrefixKeys
-from laya.model.runner import SCORED_ROWS
+from laya.model.nano_fit import BLOCK_TOKENS
+from laya.model.nano_package import Package, PrefixKeys
+from laya.model.runner import SCORED_ROWS, device_memory
 from laya.model.sampler import sample, score, tell
 from laya.model.tokenizer import ModelTokenizer, build_tokenizer
 from laya.schema.generation import ModelCard, SamplingParams
@@ -39,10 +40,12 @@ _STALE_KEYS = 4
 
 
 def load(
-    path: str, *, max_seq_len: int | None = None, num_blocks: int, max_num_seqs: int = 1, enforce_eager: bool = False,
-    model_id: str | None = None, progress: Callable[[int, int], None] | None = None,
+    path: str, *, dtype: str | None = None, max_seq_len: int | None = None, num_blocks: int, max_num_seqs: int = 1,
+    enforce_eager: bool = False, model_id: str | None = None, progress: Callable[[int, int], None] | None = None,
 ) -> tuple[NanoRunner, ModelTokenizer, ModelCard]:  # fmt: skip
-    """Blocks are of 256 tokens. Raises StartError where the package, CUDA or a fitting model is missing."""
+    """Blocks are of 256 tokens; `dtype` auto (None) is what the folder says. The caller knows that the model is one for the
+    package (`nano_fit`). Raises DependencyError without it, ConfigError for a second engine of it.
+    """
     began = time.monotonic()
     package = Package()
     checkpoint = open_checkpoint(path)
@@ -50,8 +53,9 @@ def load(
     window = usable_window(checkpoint, max_seq_len, num_blocks * BLOCK_TOKENS)
     spec = checkpoint.spec
     engine = package.open(
-        path, spec, window=window, num_blocks=num_blocks, max_num_seqs=max_num_seqs, enforce_eager=enforce_eager
-    )
+        path, spec, window=window, num_blocks=num_blocks, max_num_seqs=max_num_seqs, enforce_eager=enforce_eager,
+        dtype=torch.bfloat16 if dtype == "bfloat16" else None,
+    )  # fmt: skip
     runner = NanoRunner(package, engine, vocab_size=spec.vocab, max_seq_len=window, eos_token_ids=tokenizer.eos_token_ids)
     if progress is not None:
         progress(spec.layers, spec.layers)  # it reads a model in one call
@@ -145,6 +149,9 @@ class NanoRunner:
         self._head, self._model.compute_logits = self._model.compute_logits, self._logits
         self.blocks = self._fresh_pool()
         self.num_blocks = self.blocks.num_blocks
+        unique = {p.data_ptr(): p.nbytes for p in self._model.parameters()}  # a tied head is one with the embedding
+        self._sizes = {"params": sum(unique.values()), "kv": engine.model_runner.kv_cache.nbytes}
+        self._place = self._model.lm_head.weight.device
 
     @property
     def dtype(self) -> str:
@@ -152,7 +159,7 @@ class NanoRunner:
 
     @property
     def device(self) -> str:
-        return str(self._model.lm_head.weight.device)
+        return str(self._place)
 
     # -- what the scheduler does ---------------------------------------------------------------------------------------------
 
@@ -287,27 +294,20 @@ class NanoRunner:
             self.reset()
 
     def memory(self) -> dict[str, int]:
-        """Bytes: params, kv, and what the device says: device_allocated and device_peak."""
-        weight, pool = self._model.lm_head.weight, self._engine.model_runner.kv_cache
-        unique = {p.data_ptr(): p.nbytes for p in self._model.parameters()}  # a tied head is one with the embedding
-        report = {"params": sum(unique.values()), "kv": pool.nbytes}
-        if weight.is_cuda:
-            report["device_allocated"] = torch.cuda.memory_allocated(weight.device)
-            report["device_peak"] = torch.cuda.max_memory_allocated(weight.device)
-        return report
+        """Bytes: params, kv, and what the device says: device_allocated and device_peak. Any thread, also after `close`."""
+        return self._sizes | device_memory(self._place)
 
     def close(self) -> None:
         """Free the weights and the pool. Nothing can be run after it."""
-        on_cuda = self._model.lm_head.weight.is_cuda
         package, engine = self._package, self._engine
         self._held.clear()
         self._theirs.clear()
-        del self._engine, self._scheduler, self._model, self._head, self._pick, self.blocks
+        del self._engine, self._scheduler, self._model, self._head, self._pick  # `blocks` are still counted
         try:
             package.close(engine)
         finally:
             del engine
-            if on_cuda:
+            if self._place.type == "cuda":
                 torch.cuda.empty_cache()
 
 

@@ -34,6 +34,8 @@ class TorchRunner:
         self.max_seq_len = max_seq_len
         self.eos_token_ids = eos_token_ids
         self._planner = BatchPlanner(Planner(cache, decoder.dtype), decoder.windows, cache.scratch_block)
+        self._place = cache.pool.device
+        self._sizes = {"params": decoder.nbytes, "kv": cache.nbytes, "swap": cache.host.nbytes}
 
     @contained
     @torch.inference_mode()
@@ -148,19 +150,23 @@ class TorchRunner:
         return sequence
 
     def memory(self) -> dict[str, int]:
-        """Bytes: params, kv (pool), swap (host pool), and what the device says: device_allocated and device_peak on CUDA."""
-        report = {"params": self.decoder.nbytes, "kv": self.cache.nbytes, "swap": self.cache.host.nbytes}
-        if self.cache.pool.is_cuda:
-            report["device_allocated"] = torch.cuda.memory_allocated(self.cache.pool.device)
-            report["device_peak"] = torch.cuda.max_memory_allocated(self.cache.pool.device)
-        return report
+        """Bytes: params, kv (pool), swap (host pool), and what the device says. Any thread, also after `close`: metrics ask."""
+        return self._sizes | device_memory(self._place)
 
     def close(self) -> None:
         """Free the weights and the pool. Nothing can be run after it."""
-        on_cuda = self.cache.pool.is_cuda
         del self.decoder, self.cache, self._planner
-        if on_cuda:
+        if self._place.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def device_memory(place: torch.device) -> dict[str, int]:
+    """device_allocated and device_peak in bytes on CUDA, nothing elsewhere."""
+    if place.type != "cuda":
+        return {}
+    return {
+        "device_allocated": torch.cuda.memory_allocated(place), "device_peak": torch.cuda.max_memory_allocated(place)
+    }  # fmt: skip
 
 
 def _first_of_each_kind(layers: list[Layer]) -> int:
