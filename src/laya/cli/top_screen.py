@@ -17,7 +17,7 @@ from rich.text import Text
 SHOWN_REQUESTS = 12
 BAR_COLUMNS = 24
 WORDS = ("state", "breaker", "model", "route", "backend", "api", "outcome")  # columns of text; the others are of figures
-NARROW = 90  # columns below which a table leaves out what matters less
+NARROW, TINY = 90, 76  # columns below which a table leaves out what matters less
 BLOCKS = " ▁▂▃▄▅▆▇█"
 GOOD, WARN, BAD = "green", "yellow", "red"
 STATES = {
@@ -129,12 +129,13 @@ def _recent(requests: list[dict[str, Any]], width: int) -> Table:
     if wide:
         table.add_column("tokens", no_wrap=True, justify="right")
     for request in requests[:SHOWN_REQUESTS]:
+        outcome = request["outcome"].replace("_", " ")
         style = "" if request["outcome"] in ("ok", "client_closed") else WARN if request["status"] < 500 else BAD
         places = [request["route"], request["backend"], request["api"]] if wide else [request["backend"]]
         table.add_row(
             time.strftime("%H:%M:%S", time.localtime(request["at"])),
             plain(request["model"][: 28 if wide else 16]), *map(plain, places),
-            Text(f"{request['status']} {request['outcome'].replace('_', ' ') if wide else ''}", style=style), milliseconds(request["ms"]),
+            Text(f"{request['status']} {outcome if width >= TINY else ''}", style=style), milliseconds(request["ms"]),
             *([" + ".join(map(str, request["tokens"] or ()))] if wide else []),
         )  # fmt: skip
     return table
