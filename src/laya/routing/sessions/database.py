@@ -13,6 +13,8 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Sequence
+from itertools import chain, groupby
+from operator import itemgetter
 
 VERSION = 1  # of the schema below, in `user_version`
 APPLICATION_ID = 0x4C61_7961  # "Laya"
@@ -21,6 +23,9 @@ BUSY_MS = 50
 # Rows of sessions kept on disk, and how many are removed at a time beyond it: 100 MB, and a few milliseconds.
 MAX_SESSIONS = 1_000_000
 TRIM_ROWS = 1000
+# Sessions written by one statement, as many as fit of the first, then of the next. SQLite lets go of the interpreter for each
+# statement: one at a time, a group took it from the loop some hundred times.
+ROWS_AT_ONCE = (64, 8, 1)
 
 SCHEMA = """
 CREATE TABLE sessions (key BLOB PRIMARY KEY, target TEXT NOT NULL, used INTEGER NOT NULL) WITHOUT ROWID;
@@ -44,6 +49,12 @@ COLUMNS = {
     "responses": ["scope", "id", "value", "created"],
     "totals": ["sessions", "response_bytes"],
 }
+
+
+PUT_SESSION = (
+    "INSERT INTO sessions VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET target = excluded.target, used = excluded.used"
+)
+_PUT_SESSIONS = {rows: PUT_SESSION.replace("(?, ?, ?)", ", ".join(["(?, ?, ?)"] * rows)) for rows in ROWS_AT_ONCE}
 
 
 class Unusable(Exception):
@@ -83,7 +94,14 @@ class Database:
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:
-            counts = [connection.execute(sql, params).rowcount for sql, params in statements]
+            counts: list[int] = []
+            for sql, group in groupby(statements, key=itemgetter(0)):
+                found = [params for _, params in group]
+                if sql is PUT_SESSION:
+                    self._put_sessions(found)
+                    counts += [1] * len(found)
+                else:
+                    counts += [connection.execute(sql, params).rowcount for params in found]
             self._trim()
             connection.execute("COMMIT")
         except BaseException:
@@ -155,6 +173,14 @@ class Database:
         self._connection.executescript(
             f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}; COMMIT;"
         )
+
+    def _put_sessions(self, rows: list[Sequence]) -> None:
+        done = 0
+        for size in ROWS_AT_ONCE:
+            while len(rows) - done >= size:
+                values = list(chain.from_iterable(rows[done : done + size]))
+                self._connection.execute(_PUT_SESSIONS[size], values)
+                done += size
 
     def _trim(self) -> None:
         """Within the transaction: the least recently used sessions beyond the bound, a few at a time."""

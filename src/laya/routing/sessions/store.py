@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from laya.config import RouterConfig
+from laya.routing.sessions.database import PUT_SESSION
 from laya.routing.sessions.hot import HotTable
 from laya.routing.sessions.journal import Journal
 
@@ -23,9 +24,6 @@ Later = Callable[[float, Callable[[], None]], Any]  # runs a call after so many 
 
 _FIND = "SELECT target FROM sessions WHERE key = ?"
 _COUNT = "SELECT sessions FROM totals"
-_PUT = (
-    "INSERT INTO sessions VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET target = excluded.target, used = excluded.used"
-)
 _TOUCH = "UPDATE sessions SET used = ? WHERE key = ?"
 
 
@@ -138,14 +136,14 @@ class DiskSessions:
         self._hot.put(key, target)
         params = (key, target, int(self._wall()))
         if not self._durable:
-            self._journal.write(key, _PUT, params)
+            self._journal.write(key, PUT_SESSION, params)
             return True
         if self._journal.state == "degraded":  # known not to be in time: nobody waits for nothing
-            self._journal.write(key, _PUT, params)
+            self._journal.write(key, PUT_SESSION, params)
             self.settled(False)
             return True
         waiting = _Once(self, lambda *_: done())
-        if not self._journal.write(key, _PUT, params, lambda rows: waiting.settle(None, rows is not None)):
+        if not self._journal.write(key, PUT_SESSION, params, lambda rows: waiting.settle(None, rows is not None)):
             self.late += 1
             self._behind = True
             return True
