@@ -72,6 +72,8 @@ $(VENV)/.installed: $(PACKAGING) | $(PY)
 
 $(VENV)/.installed-dev: $(PACKAGING) | $(PY)
 	$(PIP_INSTALL) --editable '.[engine,dev]'
+# The tests drive nano-vllm on the CPU; its triton and CUDA parts are replaced there, so they are not brought. Pure Python.
+	$(PIP_INSTALL) --no-deps --ignore-requires-python nano-vllm-fork
 	@touch $@ $(VENV)/.installed
 
 $(MODEL): | $(VENV)/.installed
