@@ -26,6 +26,10 @@ class BackendApis:
             return not self.offers(api)
         return self._lacks_until.get(_PART_OF.get(api, api), 0.0) > now
 
+    def may_have(self, ability: str, now: float) -> bool:
+        """It was not found to lack something that no configuration tells of."""
+        return self._lacks_until.get(ability, 0.0) <= now
+
     def unsure(self, api: str) -> bool:
         """A refusal of the path may mean that it lacks the API."""
         return self._configured is None or api in _PART_OF

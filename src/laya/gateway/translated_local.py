@@ -38,7 +38,7 @@ class TranslatedLocal(Translating, LocalExchange):
         generations, parser = made
         self._form = translation.form
         if self.counts():
-            self.engine.tokenize(generations[0].prompt, lambda ids: self._guarded(self._counted, ids))
+            self.engine.tokenize(generations[0].prompt, lambda ids: self.guarded(self._counted, ids))
         else:
             self.begin(generations, EngineWriter(translation.answer(self.model, self.keeper()), parser))
 

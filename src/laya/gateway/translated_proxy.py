@@ -19,6 +19,7 @@ from laya.gateway.exchange import DONE, JSON_LINE, STREAMING, WAITING
 from laya.gateway.local import KEEP_ALIVE_S, SSE_LINES
 from laya.gateway.native_proxy import NativeProxy
 from laya.gateway.proxy import HINTED_STATUS, REQUEST_DROP, ProxyExchange, hop_names, outcome_of_status
+from laya.gateway.token_count import TokenCount
 from laya.gateway.translation import COUNTS, WORK_ON_LOOP, Translation
 from laya.gateway.vigil import HEAD_WAIT_S, is_stream
 from laya.schema.codec import encode_members
@@ -65,7 +66,7 @@ class TranslatedProxy(NativeProxy):
     def goes_on(self, target) -> bool:
         if target.engine is not None:
             return False
-        self._guarded(self._send, target)
+        self.guarded(self._send, target)
         return True
 
     # -- sending -------------------------------------------------------------------------------------------------------
@@ -112,18 +113,25 @@ class TranslatedProxy(NativeProxy):
         return model, translation.form.encode(model, translation.stream)
 
     def translated(self, translation: Translation, made: tuple[str, bytes] | None) -> None:
-        """Send it as a chat request, or count by ourselves: no chat API counts."""
+        """Send it as a chat request; or count, which no chat API does: ask the server's tokenizer, else estimate."""
         self._translation = translation
         self._written = made
         target, fresh_only = self._waits_for
         if self.counts():
-            size = len(encode_members([translation.form.body["messages"], translation.form.body.get("tools")]))
-            self.answer_count(max(1, round(size / BYTES_PER_TOKEN)), b"x-laya-estimate: tokens\r\n")
+            TokenCount(self, target, translation.form.body, self._counted).start()
             return
         if self._answer is None:
             self._answer = translation.answer(self.model, self.keeper())
         self._chat, self._body_parts, self._body_size = ChatAnswer(), [], 0
         ProxyExchange._send(self, target, fresh_only)
+
+    def _counted(self, tokens: int | None) -> None:
+        if tokens is not None:
+            self.answer_count(tokens)
+            return
+        body = self._translation.form.body
+        size = len(encode_members([body["messages"], body.get("tools")]))
+        self.answer_count(max(1, round(size / BYTES_PER_TOKEN)), b"x-laya-estimate: tokens\r\n")
 
     def _kept_heads(self) -> dict:
         return {} if self._translation is not None else super()._kept_heads()
@@ -184,13 +192,13 @@ class TranslatedProxy(NativeProxy):
         self.call.cancel()
         self.gateway.telemetry.retry("no_such_api")
         self._lacking = self._target
-        self._guarded(self._send_translated, self._target, False)
+        self.guarded(self._send_translated, self._target, False)
 
     def on_upstream_data(self, data: bytes) -> None:
         if self._translation is None:
             self.pass_data(data)
         else:
-            self._guarded(self._read_data, data)
+            self.guarded(self._read_data, data)
 
     def _read_data(self, data: bytes) -> None:
         if self._encoding not in (b"identity", b""):
@@ -211,7 +219,7 @@ class TranslatedProxy(NativeProxy):
             super().on_upstream_end()
             return
         self.gateway.telemetry.stages["upstream"].observe(perf_counter() - self._sent_at)
-        self._guarded(self._read_end)
+        self.guarded(self._read_end)
 
     def _read_end(self) -> None:
         body, self._body_parts = b"".join(self._body_parts), []
@@ -253,12 +261,12 @@ class TranslatedProxy(NativeProxy):
 
     def on_upstream_failure(self, failure, message: str) -> None:
         if self._translation is not None and self._sse and self._chat.whole:
-            self._guarded(self._end_translated, [])  # the model had stopped: nothing is missing but the end mark
+            self.guarded(self._end_translated, [])  # the model had stopped: nothing is missing but the end mark
         else:
             super().on_upstream_failure(failure, message)
 
     def _next(self, failure: str, error: LayaError) -> None:
-        self._guarded(super()._next, failure, error)
+        self.guarded(super()._next, failure, error)
 
     def may_begin(self) -> bool:
         """Not while the backend may still say that it lacks the API."""

@@ -56,7 +56,7 @@ class Translating(Exchange):
         """Raises LayaError for what can be said at once; then nothing more is called."""
         api = TRANSLATED[self.plan.api]
         decode = api.decode_count if self.counts() else api.decode
-        self._work(len(self.body), lambda: _decoded(decode, self.body), lambda request: self._join(api, request))
+        self.work(len(self.body), lambda: _decoded(decode, self.body), lambda request: self._join(api, request))
 
     def translated(self, translation: Translation, made: Any) -> None:
         """For subclasses: go on. `made` is what `prepared` gave."""
@@ -100,7 +100,7 @@ class Translating(Exchange):
         def have(id: str, kept: bytes | None) -> None:
             found[id] = kept
             if len(found) == len(wanted):
-                self._guarded(then, found)
+                self.guarded(then, found)
 
         for id in wanted:
             self.gateway.store.get(responses.item_key(id), self._scope(), partial(have, id))
@@ -111,7 +111,7 @@ class Translating(Exchange):
             return translation, self.prepared(translation)
 
         size = len(self.body) + len(kept or b"") + sum(len(value or b"") for value in referenced.values())
-        self._work(size, work, lambda pair: self.translated(*pair))
+        self.work(size, work, lambda pair: self.translated(*pair))
 
     # -- what is stored ------------------------------------------------------------------------------------------------
 
@@ -126,7 +126,7 @@ class Translating(Exchange):
         if store is None:
             then(None)
         else:
-            store.get(id, self._scope(), lambda kept: self._guarded(then, kept))
+            store.get(id, self._scope(), lambda kept: self.guarded(then, kept))
 
     def not_found(self, id: str) -> NotFound:
         return NotFound(
@@ -153,7 +153,7 @@ class Translating(Exchange):
 
     # -- steps that may wait -------------------------------------------------------------------------------------------
 
-    def _work(self, size: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+    def work(self, size: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """`then(work())`, here or with the work in a worker. Raises LayaError only where it is done here."""
         if size <= WORK_ON_LOOP:
             then(work())
@@ -164,9 +164,9 @@ class Translating(Exchange):
                 raise result
             then(result)
 
-        self.gateway.offload(work, lambda result: self._guarded(done, result))
+        self.gateway.offload(work, lambda result: self.guarded(done, result))
 
-    def _guarded(self, step: Callable[..., None], *arguments: Any) -> None:
+    def guarded(self, step: Callable[..., None], *arguments: Any) -> None:
         """A step that goes on after waiting: the client may have left, and an error has nobody above to answer it."""
         if self.state is DONE:
             return
