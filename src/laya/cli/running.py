@@ -42,10 +42,10 @@ class Running(msgspec.Struct, frozen=True):
             return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=self.context)
         return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
 
-    def get(self, path: str) -> http.client.HTTPResponse:
+    def get(self, path: str, timeout_s: float = TIMEOUT_S) -> http.client.HTTPResponse:
         """An answer of status 200 with its body unread. Raises CommandFailed for everything else."""
         try:
-            connection = self.connection()
+            connection = self.connection(timeout_s)
             connection.request("GET", path, headers=self.headers())
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as exc:
@@ -80,7 +80,10 @@ def of_config(config: Config, key: str | None = None) -> Running:
     if server.tls.certificate:  # our own server: known by its certificate, whatever name stands in it
         context = ssl.create_default_context()
         context.check_hostname = False
-        context.load_verify_locations(server.tls.certificate)
+        try:
+            context.load_verify_locations(server.tls.certificate)
+        except (OSError, ssl.SSLError) as exc:
+            raise CommandFailed(f"server.tls: cannot use {server.tls.certificate}: {exc.strerror or exc}") from None
     return Running(host, server.port, key, context)
 
 

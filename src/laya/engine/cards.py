@@ -49,6 +49,14 @@ class Nvml:
             return None
         return found if found._handles else None
 
+    def driver_version(self) -> str:
+        """"unknown" where the driver does not tell."""
+        try:
+            version = self._nvml.nvmlSystemGetDriverVersion()
+        except self._nvml.NVMLError:
+            return "unknown"
+        return version.decode() if isinstance(version, bytes) else version
+
     def cards(self) -> tuple[Card, ...]:
         return tuple(self._card(index, handle) for index, handle in enumerate(self._handles))
 

@@ -1,0 +1,234 @@
+"""What `laya doctor` asks of the configuration, and the proof: one generation through a real server.
+
+In: the configuration. Out: findings. The server is a process of its own on a free port, or the one that runs already. Main
+thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from laya.cli import running as server
+from laya.cli import wheel
+from laya.cli.doctor_finding import FAIL, OK, WARN, Finding
+from laya.cli.exits import CommandFailed
+from laya.config import Config, load
+from laya.config.notices import notices
+from laya.engine.cards import Nvml
+from laya.engine.machine import Memory, host_memory
+from laya.errors import StartError
+from laya.routing.table import RouteTable
+
+START_S = 60.0  # until it listens: the router needs 0.3 s, a cold disk some more
+LOAD_S = 600.0  # until the engine is ready: 14 GB from a slow disk
+STOP_S = 30.0
+ANSWER_S = 300.0
+PROBE_S = 2.0  # a Laya on this machine answers within a millisecond
+QUESTION = "What is the capital of France? Answer briefly."
+USABLE = frozenset({"ready", "asleep"})
+ENDED = frozenset({"failed", "stopped"})
+
+
+def configuration(path: str | None) -> tuple[Config | None, Finding]:
+    try:
+        config = load(path)
+        table = RouteTable.compile(config)
+    except StartError as error:
+        return None, Finding("configuration", FAIL, str(error), "docs/configuration.md; laya check reads it again")
+    text = f"{config.source or 'built-in defaults'}, {len(table.routes)} routes"
+    said = notices(config)
+    return config, Finding("configuration", WARN if said else OK, "; ".join([text, *said]))
+
+
+def models(config: Config) -> Iterator[Finding]:
+    known = {model.file: (name, model) for name, model in wheel.MODELS.items()}
+    for name, engine in config.engines_by_name().items():
+        path = config.model_path(engine)
+        which, packaged = known.get(os.path.basename(path), (None, None))
+        if not os.path.exists(path):
+            mend = f"laya pull {which}" if which else "laya pull ORG/NAME, or set inference.model"
+            yield Finding(f"model {name}", FAIL, f"{path} is not there", mend)
+        elif packaged is not None and not wheel.is_right(path, packaged):
+            yield Finding(f"model {name}", FAIL, f"{path} is damaged: its checksum is wrong", f"laya pull {which}")
+        else:
+            yield Finding(f"model {name}", OK, path + (", checksum right" if packaged is not None else ""))
+
+
+def plan(config: Config) -> Iterator[Finding]:
+    """Whether the engines fit, as `laya plan` says it."""
+    if not config.engines_by_name():
+        return
+    from laya.inprocess.plans import Machine, plan_engines
+
+    nvml = Nvml.find()
+    card = next((card for card in nvml.cards() if card.total), None) if nvml is not None else None
+    try:
+        made = plan_engines(config, Machine(host_memory(), Memory(card.total, card.total - card.used) if card else None))
+    except StartError as error:
+        yield Finding("memory plan", FAIL, str(error), "see inference.model")
+        return
+    for engine in made:
+        planned = engine.plan
+        text = f"{planned.device_total >> 20} MiB of {planned.device_limit >> 20} MiB, window {planned.max_seq_len} tokens"
+        if planned.fits:
+            yield Finding(f"plan {engine.name}", OK, text)
+        else:
+            would = "; ".join(suggestion.text for suggestion in planned.suggestions[:2])
+            yield Finding(f"plan {engine.name}", FAIL, f"{text}: does not fit", would or "laya plan shows every part")
+
+
+def port(config: Config) -> Iterator[Finding]:
+    host, number = config.server.host, config.server.port
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, kind) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+        yield Finding("port", OK, f"{host}:{number} is free")
+    except OSError as exc:
+        if exc.errno == errno.EADDRINUSE and _is_ours(config):
+            yield Finding("port", OK, f"{host}:{number}: a running Laya answers")
+        else:
+            reason = exc.strerror or str(exc)
+            mend = f"another server.port, or end what listens: ss -ltnp sport = :{number}"
+            yield Finding("port", FAIL, f"{host}:{number} cannot be used: {reason}", mend)
+
+
+def _is_ours(config: Config) -> bool:
+    try:
+        return json.loads(server.of_config(config).get("/", PROBE_S).read(65536)).get("name") == "laya"
+    except (CommandFailed, ValueError, OSError, AttributeError):
+        return False
+
+
+def generation(config: Config) -> Iterator[Finding]:
+    """Start, load, answer, stop, each a finding; or an answer of the Laya that runs already."""
+    if config.server.port and _is_ours(config):
+        yield from _answers(server.of_config(config), config)
+        return
+    role = "serve" if config.engines_by_name() else "router"
+    with tempfile.TemporaryFile() as log:
+        process = _start(config, role, log)
+        try:
+            running = _listening(process, config, log)
+            yield Finding("start", OK, f"laya {role} listens on {running.url}")
+            yield _loaded(process, running, log)
+            yield from _answers(running, config)
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(STOP_S)
+            yield Finding("stop", OK if code == 0 else FAIL, f"exit code {code}", "" if code == 0 else "see its log")
+        except CommandFailed as failed:
+            yield Finding("generation", FAIL, str(failed), f"laya {role} shows the whole log")
+        except subprocess.TimeoutExpired:
+            yield Finding("stop", FAIL, f"it does not stop within {STOP_S:.0f} s", "see its log")
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _start(config: Config, role: str, log) -> subprocess.Popen:
+    """The user's own configuration on a free port of loopback, with nothing on disk that another process may hold."""
+    overrides = {
+        "LAYA_SERVER__HOST": "127.0.0.1", "LAYA_SERVER__PORT": "0", "LAYA_SERVER__UNIX_SOCKET": "null",
+        "LAYA_SERVER__LOG_LEVEL": "info", "LAYA_ROUTER__MODE": "memory",
+    }  # fmt: skip
+    command = [sys.executable] if hasattr(sys, "_MEIPASS") else [sys.executable, "-m", "laya"]
+    command += [role, *(["--config", config.source] if config.source else [])]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **overrides})
+
+
+def _log_lines(log) -> list[str]:
+    """Read beside the process, which goes on writing where it was."""
+    return os.pread(log.fileno(), 1 << 20, 0).decode("utf-8", "replace").splitlines()
+
+
+def _listening(process: subprocess.Popen, config: Config, log) -> server.Running:
+    until = time.monotonic() + START_S
+    while time.monotonic() < until:
+        for line in _log_lines(log):
+            if '"event":"listening"' in line:
+                address = next(a for a in json.loads(line)["addresses"] if not a.startswith("unix:"))
+                return msgspec.structs.replace(server.of_config(config), host="127.0.0.1", port=int(address.rsplit(":", 1)[1]))
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
+    raise _ended(process, log, "it did not listen")
+
+
+def _loaded(process: subprocess.Popen, running: server.Running, log) -> Finding:
+    """When every engine takes requests; backends are named with what is known of them."""
+    until = time.monotonic() + LOAD_S
+    while time.monotonic() < until and process.poll() is None:
+        parts = _ready(running)
+        states = {name: engine["state"] for name, engine in parts["engines"].items()}
+        if ENDED & set(states.values()):
+            break
+        if USABLE.issuperset(states.values()):
+            down = [name for name, backend in parts.get("backends", {}).items() if backend["healthy"] is False]
+            engines = [f"{name} {state}" for name, state in states.items()]
+            if down:
+                return Finding("targets", WARN, "; ".join([*engines, f"not there: {', '.join(down)}"]), "start these backends")
+            return Finding("targets", OK, "; ".join([*engines, f"{len(parts.get('backends', {}))} backends"]))
+        time.sleep(0.1)
+    raise _ended(process, log, "the engine did not become ready")
+
+
+def _ready(running: server.Running) -> dict[str, Any]:
+    connection = running.connection()
+    try:
+        connection.request("GET", "/ready")
+        return json.loads(connection.getresponse().read())["components"]
+    except (OSError, ValueError, KeyError) as exc:
+        raise running.unreachable(exc) from None
+    finally:
+        connection.close()
+
+
+def _answers(running: server.Running, config: Config) -> Iterator[Finding]:
+    """One short generation by each engine; a router without one is asked for nothing that a backend might bill."""
+    engines = list(config.engines_by_name())
+    if not engines:
+        names = json.loads(running.get("/v1/models").read())["data"]
+        yield Finding("models", OK, f"{len(names)} names are listed; backends were asked for nothing")
+    for name in engines:
+        yield _answer(running, name)
+
+
+def _answer(running: server.Running, engine: str) -> Finding:
+    body = {"model": engine, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 16}
+    headers = {"content-type": "application/json", "x-laya-target": engine, **running.headers()}
+    connection = running.connection(ANSWER_S)
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        told = json.loads(response.read())
+    except (OSError, ValueError) as exc:
+        raise running.unreachable(exc) from None
+    finally:
+        connection.close()
+    if response.status != 200:
+        why = told.get("error", {}).get("message", "")
+        return Finding(f"answer {engine}", FAIL, f"{response.status}: {why}", "see its log")
+    tokens = told["usage"]["completion_tokens"]
+    text = " ".join((told["choices"][0]["message"]["content"] or "").split())[:80]
+    return Finding(f"answer {engine}", OK if tokens else FAIL, f"{tokens} tokens: {text}", "" if tokens else "see its log")
+
+
+def _ended(process: subprocess.Popen, log, what: str) -> CommandFailed:
+    lines = [line for line in _log_lines(log) if line.startswith("laya: ") or '"level":"error"' in line]
+    code = process.poll()
+    how = f"ended with code {code}" if code is not None else what
+    return CommandFailed(f"{how}: {lines[-1].removeprefix('laya: ')[:300] if lines else 'its log says nothing'}")
