@@ -106,16 +106,19 @@ def _port_is_valid(url: str) -> bool:
 
 def _keys(config: Config, root: Node) -> None:
     names: set[str] = set()
-    secrets: set[str] = set()
+    secrets: set[bytes] = set()
     known = _route_names(config) | set(config.engines_by_name())
     for index, key in enumerate(config.auth.keys):
         path: Path = ("auth", "keys", index)
         if key.name in names:
             _refuse(root, (*path, "name"), f"the name {key.name} twice", "a name of its own for each key")
-        if key.key in secrets:
+        if (key.key is None) == (key.sha256 is None):
+            found = "both key and sha256" if key.key else "neither key nor sha256"
+            _refuse(root, path, found, "one of them: the secret, or its SHA-256")
+        if key.digest in secrets:
             _refuse(root, (*path, "key"), "a key that another name has", "a key of its own for each name")
         names.add(key.name)
-        secrets.add(key.key)
+        secrets.add(key.digest)
         for place, route in enumerate(key.routes or ()):
             if route not in known:
                 _unknown(root, (*path, "routes", place), "route", route, known)

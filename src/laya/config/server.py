@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Literal
 
 from laya.config.section import GIB, KIB, MIB, TIB, Name, Section, about, size
@@ -57,13 +58,18 @@ class KeyConfig(Section, kw_only=True):
 
     name: Annotated[Name, about("the key's name in logs, metrics and the fair queue", example="ci")]
     key: Annotated[
-        str,
+        str | None,
         about(
             "the secret that clients send as a bearer token or x-api-key; take it from the environment",
             pattern=r"[!-~]{1,512}", form="visible ASCII without spaces, 1 to 512 characters, never empty",
             secret=True, example="${CI_KEY}",
         ),
-    ]  # fmt: skip
+    ] = None  # fmt: skip
+    sha256: Annotated[
+        str | None,
+        about("in place of key: its SHA-256 in hex, from: printf %s KEY | sha256sum", pattern=r"[0-9a-f]{64}",
+              form="64 lower-case hex digits", secret=True),
+    ] = None  # fmt: skip
     routes: Annotated[
         tuple[str, ...] | None, about("names of the routes and engines it may use; null: all of them", example=["qwen"])
     ] = None
@@ -72,11 +78,19 @@ class KeyConfig(Section, kw_only=True):
     max_concurrent: Annotated[int | None, about("requests at the same time; null: no limit", ge=1, le=1_000_000)] = None
     max_prompt_tokens: Annotated[int | None, about("longest prompt; null: what the route allows", ge=1, le=100_000_000)] = None
 
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the secret: what is compared, and all that is kept where the file has only that."""
+        return bytes.fromhex(self.sha256) if self.sha256 is not None else hashlib.sha256((self.key or "").encode()).digest()
+
 
 class AuthConfig(Section, kw_only=True):
     """Who may call. No keys: everybody who reaches the address."""
 
     keys: Annotated[tuple[KeyConfig, ...], about("API keys; none: authorization headers are ignored")] = ()
+    keys_file: Annotated[
+        str | None, about("YAML file with more of them under `keys`, with sha256 in place of key; read again at a reload")
+    ] = None
 
 
 class ResponsesConfig(Section, kw_only=True):

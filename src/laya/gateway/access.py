@@ -22,7 +22,7 @@ class Access:
 
     def __init__(self, auth, cors_origins: tuple[str, ...], *, loopback: bool, relayed: bool = False) -> None:
         self.relayed = relayed
-        self._keys = {hashlib.sha256(key.key.encode()).digest(): key for key in auth.keys}
+        self._keys = {key.digest: key for key in auth.keys}
         self._origins = frozenset(origin.encode() for origin in cors_origins)
         self._any_origin = b"*" in self._origins
         self._loopback = loopback

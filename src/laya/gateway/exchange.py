@@ -142,9 +142,9 @@ class Exchange:
         return header_value(self.route)
 
     def _asked_lines(self) -> bytes:
-        """What is sent only to those who ask: stage times, permission for a page's origin."""
-        fields = self.request.fields
-        lines = b""
+        """What is sent only to some: stage times, permission for a page's origin, where a key's limits stand."""
+        fields, key = self.request.fields, self.plan.key
+        lines = b"" if key is None else self.gateway.staging.metering.lines(key)
         if b"x-laya-timing" in fields:
             lines += b"server-timing: " + self._server_timing() + b"\r\n"
         if b"origin" in fields:

@@ -110,6 +110,8 @@ class Gateway:
             self._refuse(connection, request, body, plan, plan.error)
             return
         try:
+            if plan.key is not None and plan.api is not None:
+                connection = self.staging.admit(connection, request, body, plan)
             if plan.api is None:
                 exchange = connection.exchange = Exchange(self, connection, request, body, plan)
                 self._page(exchange)
@@ -179,7 +181,7 @@ class Gateway:
         """Find the request's way by its model name. Raises LayaError."""
         selection = self.selection
         name, route = selection.route_of(fields.model, plan)
-        if route.staged and not connection.ready_for(route):
+        if (route.staged or connection.staged) and not connection.ready_for(route):
             self.staging.prepare(connection, request, body, plan, fields, route)
             return
         candidates = selection.choose(route, fields) if plan.target is None else None
@@ -201,6 +203,8 @@ class Gateway:
                 return
             connection, body, fields = way_on
         best = candidates[0]
+        if connection.staged and best.engine is None:
+            self.staging.check_prompt(connection, plan.key)
         exchange: Any
         if best.engine is not None:
             exchange = LOCAL_KINDS.get(plan.api, LocalExchange)(self, connection, request, body, plan, route, best)

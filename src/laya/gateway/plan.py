@@ -72,6 +72,8 @@ class HeadPlan:
                 self._find(request, pages)
                 if self.api is not None or (self.path not in pages.open and request.method != b"OPTIONS"):
                     self.key = access.person(fields) if pages.for_people(self.path) else access.key_of(fields)
+                    if self.key is not None and (self.key.rpm or self.key.tpm):
+                        self.asks = True  # it is told where it stands
             except LayaError as refused:
                 self.error = refused.with_traceback(None)  # it is kept: its frames must not be
 

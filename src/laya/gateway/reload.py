@@ -84,15 +84,11 @@ class Reloader:
             seen = stamp
             self._reload()
 
-    def _stamp(self) -> tuple | None:
-        """What changes with the file: also when another is renamed into its place."""
-        if self._config.source is None:
-            return None
-        try:
-            found = os.stat(self._config.source)
-        except OSError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+    def _stamp(self) -> tuple:
+        """What changes with the file, or that of the keys: also when another is renamed into its place."""
+        config = self._config
+        keys = config.auth.keys_file
+        return _stamp_of(config.source), _stamp_of(keys and config.path_of(keys))
 
     def _reload(self) -> None:
         try:
@@ -129,6 +125,14 @@ class Reloader:
     def _refuse(self, text: str) -> None:
         self.failed, self._error = True, text
         self._log.event("error", "config_reload_failed", text=text)
+
+
+def _stamp_of(path: str | None) -> tuple | None:
+    try:
+        found = os.stat(path) if path else None
+    except OSError:
+        return None
+    return found and (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def merged(old: Config, new: Config) -> tuple[Config, list[str]]:

@@ -58,14 +58,15 @@ class Staged(Between):
     """`lines` are header lines that the stages add, `filters` what changes the answer, `ticket` what a key's limits gave."""
 
     __slots__ = (
-        "redacted", "customised", "lines", "filters", "counts", "cache", "question", "ticket", "over", "_form", "_head",
-        "_parts", "_size", "_jobs", "_begun",
+        "redacted", "prepared", "prompt_tokens", "lines", "filters", "counts", "cache", "question", "ticket", "over", "_form",
+        "_head", "_parts", "_size", "_jobs", "_begun",
     )  # fmt: skip
 
     def __init__(self, gateway, outer, request, body: bytes, plan) -> None:
         super().__init__(gateway, outer, request, body, plan)
         self.redacted = False
-        self.customised = False
+        self.prepared = False  # what all routes want was done
+        self.prompt_tokens = 0  # estimated, where the key has a cap
         self.lines = b""
         self.filters: tuple[Filter, ...] = ()
         self.counts: dict[str, int] | None = None  # what was redacted, by kind
@@ -82,7 +83,7 @@ class Staged(Between):
 
     def ready_for(self, route) -> bool:
         """Everything that this route wants was done to the request."""
-        return self.customised and (self.redacted or not route.redact)
+        return self.prepared and (self.redacted or not route.redact)
 
     def cached_as(self, word: str) -> None:
         """What the cache did for it: hit, miss or bypass."""
@@ -106,6 +107,7 @@ class Staged(Between):
         if self.over:
             return
         if self.ticket is not None:
+            self.ticket.answered(status)
             self.ticket.see(body)
         if body and self.filters and self._reads(lines):
             self._work(len(body), lambda: self._whole(body), lambda made: self._reply(status, lines, made))
@@ -113,6 +115,9 @@ class Staged(Between):
             self._reply(status, lines, body)
 
     def start(self, status: int, lines: bytes, first: bytes = b"") -> None:
+        if self.ticket is not None:
+            self.ticket.answered(status)
+            self.ticket.see(first)
         reads = not self.over and bool(self.filters) and self._reads(lines)
         if self.over:
             return
@@ -123,10 +128,11 @@ class Staged(Between):
             self._form, self._head = STREAM, (status, lines)
             self._work(len(first), lambda: self._feed(first), self._start)
         else:
-            self._form, self._head = WHOLE, (status, lines)
-            self.write(first)
+            self._form, self._head, self._parts, self._size = WHOLE, (status, lines), [first], len(first)
 
     def start_sized(self, status: int, lines: bytes, length: int) -> None:
+        if self.ticket is not None:
+            self.ticket.answered(status)
         reads = not self.over and bool(self.filters) and self._reads(lines)
         if self.over:
             return

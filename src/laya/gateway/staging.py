@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 
 from laya.config import Config
-from laya.errors import ConfigError, InvalidRequest, LayaError, Unavailable
+from laya.errors import ConfigError, ContextLengthExceeded, InvalidRequest, LayaError, Unavailable
 from laya.gateway.caching import Caching
 from laya.gateway.exchange import Exchange
+from laya.gateway.facts import read_facts
+from laya.gateway.metering import Metering
 from laya.gateway.staged import FILTER_ON_LOOP, Staged
 from laya.schema.codec import decode_members, encode_members
 from laya.schema.fields import RoutingFields, read_routing
@@ -46,6 +48,7 @@ def _redactor(settings):
 class Staging:
     def __init__(self, gateway, stages: Stages) -> None:
         self.redacted: dict[str, int] = {}  # kind -> values found so far
+        self.metering = Metering()
         self.caching: Caching | None = Caching(gateway, stages.caching) if stages.caches else None
         self._gateway = gateway
         self._stages = stages
@@ -60,29 +63,42 @@ class Staging:
 
     # -- the request's way in ------------------------------------------------------------------------------------------
 
+    def admit(self, connection, request, body: bytes, plan) -> Staged:
+        """A key's request, before anything is done for it. Raises RateLimited."""
+        ticket = self.metering.admit(plan.key, len(body))
+        staged = self.between(connection, request, body, plan)
+        staged.ticket = ticket
+        staged.prepared = plan.key.max_prompt_tokens is None
+        return staged
+
     def prepare(self, connection, request, body: bytes, plan, fields: RoutingFields, route) -> None:
         """Do what the route wants done to the request, then route it (again: a stage may have changed its model)."""
         gateway, stages = self._gateway, self._stages
         staged = connection if connection.staged else self.between(connection, request, body, plan)
         redactor = stages.redactor if route.redact and not staged.redacted else None
+        counted = plan.key is not None and plan.key.max_prompt_tokens is not None and not staged.prepared
         staged.redacted = staged.redacted or route.redact
-        staged.customised = True
-        if redactor is None:
-            gateway.route(staged, request, body, plan, fields)
-            return
-        if plan.boundary is not None:
+        staged.prepared = True
+        if redactor is not None and plan.boundary is not None:
             if not stages.reports:
                 raise InvalidRequest("This route redacts, and forms with files cannot be redacted.")
+            redactor = None
+        if plan.boundary is not None or (redactor is None and not counted):
             gateway.route(staged, request, body, plan, fields)
             return
-
-        def work() -> tuple[bytes, RoutingFields, Any]:
-            return _prepared(redactor, body, plan.api, stages.reports)
-
+        job = Preparation(body, plan.api, fields, redactor, stages.reports, counted)
         if len(body) <= FILTER_ON_LOOP:
-            self._go_on(staged, request, plan, body, work())
+            self._go_on(staged, request, plan, body, job.run())
         else:
-            self._wait(staged, request, plan, body, work)
+            self._wait(staged, request, plan, body, job.run)
+
+    def check_prompt(self, staged: Staged, key) -> None:
+        """A backend does not know the key's cap on prompts: the estimate must do."""
+        if key is not None and key.max_prompt_tokens is not None and staged.prompt_tokens > key.max_prompt_tokens:
+            raise ContextLengthExceeded(
+                f"Prompts of this key are limited to {key.max_prompt_tokens} tokens, however the prompt is about "
+                f"{staged.prompt_tokens} tokens.", param="messages",
+            )  # fmt: skip
 
     def between(self, connection, request, body: bytes, plan) -> Staged:
         """Put a `Staged` before a client's connection."""
@@ -104,15 +120,15 @@ class Staging:
 
         gateway.offload(work, done)
 
-    def _go_on(self, staged: Staged, request, plan, body: bytes, made: tuple[bytes, RoutingFields, Any]) -> None:
-        new, fields, found = made
-        if new is not body and not staged.hold(len(new)):
+    def _go_on(self, staged: Staged, request, plan, body: bytes, made: Preparation) -> None:
+        if made.body is not body and not staged.hold(len(made.body)):
             raise Unavailable("too much data is held in memory just now")
-        if found is not None:
-            self._count(staged, found.counts)
-            if found.vault is not None:
-                staged.filters = (*staged.filters, Restoring(found.vault.restorer(plan.api)))
-        self._gateway.route(staged, request, new, plan, fields)
+        staged.prompt_tokens = made.prompt_tokens
+        if made.found is not None:
+            self._count(staged, made.found.counts)
+            if made.found.vault is not None:
+                staged.filters = (*staged.filters, Restoring(made.found.vault.restorer(plan.api)))
+        self._gateway.route(staged, request, made.body, plan, made.fields)
 
     def _count(self, staged: Staged, counts: dict[str, int]) -> None:
         staged.counts = counts
@@ -130,13 +146,34 @@ class Restoring:
         self.whole, self.feed, self.finish = restorer.whole, restorer.feed, restorer.finish
 
 
-def _prepared(redactor, body: bytes, api: str | None, reports: bool) -> tuple[bytes, RoutingFields, Any]:
-    """The request redacted, read again. Any thread."""
-    found = redactor.redact(body, api)
-    new = found.body
-    if api == "responses" and not reports:
-        new = _unstored(new)
-    return new, read_routing(new), found
+class Preparation:
+    """What is done to a request of `api` before it is routed: redacted, and its prompt's tokens estimated (`counted`)."""
+
+    def __init__(self, body: bytes, api: str | None, fields: RoutingFields, redactor, reports: bool, counted: bool) -> None:
+        self.body = body
+        self.fields = fields
+        self.found: Any = None  # what the redactor said
+        self.prompt_tokens = 0
+        self._api = api
+        self._redactor = redactor
+        self._reports = reports
+        self._counted = counted
+
+    def run(self) -> Preparation:
+        """Any thread. Raises LayaError."""
+        if self._redactor is not None:
+            self._redact()
+        if self._counted:
+            self.prompt_tokens = read_facts(self.fields)[0].prompt_tokens
+        return self
+
+    def _redact(self) -> None:
+        self.found = self._redactor.redact(self.body, self._api)
+        body = self.found.body
+        if self._api == "responses" and not self._reports:
+            body = _unstored(body)
+        if body is not self.body:
+            self.body, self.fields = body, read_routing(body)
 
 
 def _unstored(body: bytes) -> bytes:
