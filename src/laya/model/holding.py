@@ -13,6 +13,10 @@ from laya.model.formats.stored import EIGHT_BIT, FOUR_BIT, Checkpoint, StoredTen
 
 DTYPES = ("auto", "quantized", "bfloat16", "float32")
 INT4_ROW_MULTIPLE = 16  # the packed product works on whole vectors of rows
+# CUDA's packed 4-bit weights interleave so many tiles of 16 columns, the widest loads first; the columns must be whole tiles.
+CUDA_TILES = (8, 4, 2)
+CUDA_TILE_COLUMNS = 16
+CUDA_GROUPS = (32, 64, 128, 256)  # columns that may share a scale in CUDA's product
 SCALE_BYTES = 4  # int4: bf16 scale and bf16 zero a group; int8: one float32 a row
 
 
@@ -40,11 +44,21 @@ def held_as(name: str, tensor: StoredTensor, device: str, dtype: str) -> str:
     dense = "bf16" if dense_dtype(device) == "bfloat16" else "f32"
     looked_up = name in ("embed", "head")  # rows are read one by one (and decide the token): int8, not packed 4 bits
     if tensor.kind in FOUR_BIT and not looked_up:
-        fits = tensor.rows % INT4_ROW_MULTIPLE == 0 and tensor.columns % tensor.group == 0
-        return "int4" if fits and has_int4_product(device) else dense
+        return "int4" if _packs(tensor, device) and has_int4_product(device) else dense
     if tensor.kind in EIGHT_BIT or tensor.kind in FOUR_BIT:
         return "int8" if device == "cpu" else dense
     return dense
+
+
+def _packs(tensor: StoredTensor, device: str) -> bool:
+    """Whether the packed layout of the device takes this shape."""
+    fits = tensor.rows % INT4_ROW_MULTIPLE == 0 and tensor.columns % tensor.group == 0
+    return fits and (device != "cuda" or (cuda_tiles(tensor.columns) is not None and tensor.group in CUDA_GROUPS))
+
+
+def cuda_tiles(columns: int) -> int | None:
+    """The widest interleaving that divides the columns, None where even the narrowest does not."""
+    return next((tiles for tiles in CUDA_TILES if columns % (tiles * CUDA_TILE_COLUMNS) == 0), None)
 
 
 def held_bytes(tensor: StoredTensor, held: str) -> int:
