@@ -1,0 +1,1 @@
+"""What counts as a phone number, an identity number, a card, an e-mail address or a secret. Pure, any thread."""

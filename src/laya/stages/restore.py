@@ -1,0 +1,94 @@
+"""An answer with the values of its request put back.
+
+In: a whole JSON body, or the bytes of an event stream in any segmentation. Out: the same with the request's own placeholders
+replaced by their values; what holds none passes byte for byte. One restorer serves one answer; any thread, one at a time.
+
+In a stream each text is a channel of its own (a choice's content, a tool call's arguments, a content block). What could be the
+beginning of a placeholder waits in its channel, which are at most `vault.MAX_PLACEHOLDER` characters, and goes out as soon as
+it cannot become one, or when the channel ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import orjson
+
+from laya.stages.redact_json import decode_string, encode_string, locate, plain_view, splice
+from laya.stages.restore_events import EVENTS, Events
+
+if TYPE_CHECKING:
+    from laya.stages.vault import Vault
+
+# Members whose text is JSON: a value put into it must be escaped for the string that it stands in.
+JSON_MEMBERS = frozenset({b"arguments", b"partial_json"})
+
+
+class EventSource(Protocol):
+    """See `wire.sse.EventStream`."""
+
+    def feed(self, data: bytes) -> list[tuple[bytes | None, bytes | None, bytes]]: ...
+
+    def finish(self) -> tuple[bytes | None, bytes | None, bytes] | None: ...
+
+
+class Restorer:
+    def __init__(self, vault: Vault, api: str | None, source: EventSource) -> None:
+        self._vault = vault
+        self._source = source
+        self._events: Events = EVENTS.get(api or "", Events)(vault)
+
+    def whole(self, body: bytes) -> bytes:
+        """A whole answer. A body that is no JSON is taken for text."""
+        trigger = self._vault.labels.trigger
+        view = plain_view(body)
+        places = [(found.start(), found.start(), "") for found in trigger.finditer(view)]
+        if not places:
+            return body
+        if body.lstrip()[:1] not in (b"{", b"["):
+            return self._vault.restore(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        edits = []
+        for place in locate(view, places):
+            if place.key is None:
+                continue
+            text = decode_string(body[place.start : place.end])
+            restored = self._vault.restore(text, place.key in JSON_MEMBERS or self._vault.is_json(text))
+            if restored is not text and restored != text:
+                edits.append((place.start, place.end, encode_string(restored)))
+        return splice(body, edits) if edits else body
+
+    def feed(self, data: bytes) -> bytes:
+        """More of a stream. Raises what its source raises for an event beyond every bound."""
+        return b"".join([self._event(*found) for found in self._source.feed(data)])
+
+    def finish(self) -> bytes:
+        """What is held back, when the stream has ended, whole or cut."""
+        found = self._source.finish()
+        last = b"" if found is None else self._event(*found)
+        held = self._events.flush()
+        if held and last and not last.endswith((b"\n\n", b"\n\r\n", b"\r\r")):
+            last += b"\n\n"
+        return last + held
+
+    def _event(self, event: bytes | None, data: bytes | None, raw: bytes) -> bytes:
+        if data is None:
+            return raw  # a comment
+        if data[:1] != b"{":
+            return self._events.flush() + raw  # `[DONE]`
+        try:
+            decoded: Any = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return self._events.flush() + raw
+        before = self._events.take(decoded)
+        new = orjson.dumps(decoded) if self._events.changed else data
+        if not self._events.is_delta:
+            new = self.whole(new)
+        return before + (raw if new is data else put(raw, data, new, event))
+
+
+def put(raw: bytes, data: bytes, new: bytes, event: bytes | None) -> bytes:
+    """The frame with other data; its other lines stay."""
+    before, found, behind = raw.partition(data)
+    if found:
+        return before + new + behind
+    return b"data: %b\n\n" % new if event is None else b"event: %b\ndata: %b\n\n" % (event, new)
