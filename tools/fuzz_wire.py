@@ -47,7 +47,7 @@ STATUS_LINES = [
 PLAIN_FIELDS = [
     b"User-Agent: fuzz/1", b"Accept: */*", b"content-type: application/json", b"X-A: 1", b"X-a: 2", b"Authorization: Bearer k",
     b"X-Empty:", b"X-Wide:   a b  ", b"Connection: keep-alive", b"Connection: close", b"Set-Cookie: a=b", b"date: now",
-    b"Content-Encoding: gzip", b"X-Strength: 5", b"X-Request-Id: r",
+    b"set-cookie: c=d", b"Vary: a", b"Content-Encoding: gzip", b"X-Strength: 5", b"X-Request-Id: r",
     b"X-Long: " + b"l" * 300, *(b"X-%d: %d" % (i, i) for i in range(6)),
 ]  # fmt: skip
 ODD_FIELDS = [

@@ -162,7 +162,7 @@ def measured(work: Callable[[Path], Any]) -> Any:
         real, app.Server = app.Server, Held
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(app._serve(config, "router", log))
+                runner.run(app._serve(config, "router", log, lambda: config))
         finally:
             app.Server = real
     return kept[0]

@@ -73,12 +73,12 @@ def h11_only(path: Path) -> Iterator[None]:
     """h11 reads every message, as it does those that the fast parser leaves to it."""
     parsers = (path.client.inbound, path.backend.outbound)
     for parser in parsers:
-        parser._fast = False
+        parser._fast = parser._tries_fast = False
     try:
         yield
     finally:
         for parser in parsers:
-            parser._fast = True
+            parser._fast = parser._tries_fast = True
 
 
 @contextlib.contextmanager

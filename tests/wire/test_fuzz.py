@@ -50,7 +50,7 @@ def _field_with_blank_before_colon(line):
 
 
 def _last_of_two_wins(lines, memo):
-    return dict(map(memo.__getitem__, lines))
+    return dict(map(memo.__getitem__, lines)), None
 
 
 def _body_one_short(buffer, start, length):
@@ -65,8 +65,8 @@ def _size_of_int(line):
         return None
 
 
-def _any_number_is_the_length(buffer, key, digits, fields):
-    return digits is None or b"content-length" in fields
+def _any_number_is_the_length(buffer, key, digits, message):
+    return digits is None or b"content-length" in message.fields
 
 
 def _whole_one_short(data, heads, limits):

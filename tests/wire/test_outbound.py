@@ -5,7 +5,7 @@ from __future__ import annotations
 import h11
 import pytest
 
-from laya.wire import fast
+from laya.wire import authority
 from laya.wire.messages import EOF, NEED_DATA, BodyData, EndOfBody, Limits, Refusal, Response
 from laya.wire.outbound import MAX_INFORMATIONAL, Outbound
 
@@ -262,12 +262,36 @@ def test_many_tiny_chunks_come_out_in_bounded_portions():
 def test_an_odd_chunk_line_hands_the_rest_to_h11(monkeypatch):
     parser = opened(CHUNKED + b"2\r\nhe\r\n3;ext\r\nllo\r\n")
     assert parser.next_event().body is None and parser.next_event().data == b"hello"
-    monkeypatch.setattr(fast, "read_response", None)  # from now on h11 reads everything on this connection
     parser.receive(b"0\r\n\r\n")
     assert type(parser.next_event()) is EndOfBody
+    monkeypatch.setattr(authority, "read_response", None)  # the next response is the fast parser's again
     parser.expect(b"GET")
     parser.receive(LENGTH + b"hello")
     assert parser.next_event().body == b"hello"
+
+
+def test_an_informational_head_costs_one_reading_by_h11_and_no_more(monkeypatch):
+    read, real = [], authority.read_response
+    monkeypatch.setattr(authority, "read_response", lambda head, *rest: read.append(head) or real(head, *rest))
+    parser = opened(b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + LENGTH + b"hello")
+    assert parser.next_event().body == b"hello"
+    assert len(read) == 1 and read[0].startswith(b"HTTP/1.1 103")
+
+
+def test_a_header_that_comes_twice_is_read_without_h11_every_time(monkeypatch):
+    """(case 3) All of them in order, the first one by name, each time with the length that came."""
+    monkeypatch.setattr(authority, "read_response", None)
+    parser = opened()
+    for body in (b"hello", b"you", b"hello"):
+        length = b"Content-Length: %d\r\n" % len(body)
+        parser.receive(OK + b"Set-Cookie: a=b\r\n" + length + b"Vary: x\r\nset-cookie: c=d\r\n\r\n" + body)
+        response = parser.next_event()
+        assert response.headers == [
+            (b"set-cookie", b"a=b"), (b"content-length", b"%d" % len(body)), (b"vary", b"x"), (b"set-cookie", b"c=d"),
+        ]  # fmt: skip
+        assert response.fields[b"set-cookie"] == b"a=b" and list(response.fields) == [b"set-cookie", b"content-length", b"vary"]
+        assert response.body == body
+        parser.expect(b"POST")
 
 
 def test_a_response_in_two_segments_after_one_that_was_whole():

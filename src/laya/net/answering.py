@@ -6,10 +6,10 @@ version of HTTP wants them. Loop thread only.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from typing import Any
 
 from laya.net.flow import MAX_UNSENT
 from laya.wire.reply import LAST_CHUNK, chunk, response_start
@@ -18,8 +18,9 @@ BODILESS = (204, 304)
 JOIN_BELOW = 16 * 1024  # a copy this small is cheaper than a second buffer in the write queue
 
 
-class Answering(asyncio.Protocol):
-    """Base of `ClientConnection`. `_chunked`, `_keep_alive` and `_head_only` belong to the request that is answered."""
+class Answering(ABC):
+    """Base of `ClientConnection`, which is an asyncio.Protocol in all but name: a base in Python would keep the compiled class
+    from being one in C. `_chunked`, `_keep_alive` and `_head_only` belong to the request that is answered."""
 
     __slots__ = ("server", "transport", "exchange", "paused", "_keep_alive", "_chunked", "_streaming", "_head_only")
 
@@ -29,8 +30,8 @@ class Answering(asyncio.Protocol):
 
     def __init__(self, server) -> None:
         self.server = server
-        self.transport: asyncio.Transport | None = None
-        self.exchange = None
+        self.transport: Any = None  # an asyncio.Transport from `connection_made` on
+        self.exchange: Any = None
         self.paused = False
         self._keep_alive = True
         self._chunked = False

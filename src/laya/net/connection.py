@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from time import perf_counter
+from typing import Any
 
 from laya.errors import LayaError, RequestTimeout, Unavailable, by_status
 from laya.gateway.error_forms import error_bytes
@@ -143,7 +144,7 @@ class ClientConnection(Answering):
                     self.transport.pause_reading()
                     self._waiting = self.server.loop.call_soon(self._go_on)
                     return
-                event = inbound.next_event()
+                event: Any = inbound.next_event()
                 kind = type(event)
                 if kind is Request:
                     self._on_request(event)

@@ -10,6 +10,8 @@ import asyncio
 import socket
 import ssl
 from collections import deque
+from functools import partial
+from typing import Any
 from urllib.parse import urlsplit
 
 from laya.net.clock import Clock
@@ -29,12 +31,12 @@ class Address:
     __slots__ = ("host", "port", "unix", "tls", "base", "authority")
 
     def __init__(self, url: str, base: str | None = None) -> None:
+        self.unix: str | None = None
         if url.startswith("unix:"):
             self.unix, self.host, self.port, self.tls = url[5:], "", 0, False
             self.base, self.authority = (base or "").rstrip("/"), b"localhost"
             return
         parts = urlsplit(url)
-        self.unix = None
         self.tls = parts.scheme == "https"
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if self.tls else 80)
@@ -167,7 +169,7 @@ class Pool:
 
     async def _connect(self) -> None:
         error = ""
-        connection = None
+        connection: UpstreamConnection | None = None
         try:
             async with asyncio.timeout(self.settings.connect_timeout_s):
                 connection = await self._open_connection()
@@ -198,17 +200,19 @@ class Pool:
     async def _open_connection(self) -> UpstreamConnection:
         """Try each address of the name in turn, each for its share of the connect time-out."""
         address = self.address
+        make: Any = partial(UpstreamConnection, self)
         if address.unix is not None:
-            _, connection = await self.loop.create_unix_connection(lambda: UpstreamConnection(self), address.unix)
+            _, connection = await self.loop.create_unix_connection(make, address.unix)
             return connection
         found = await self.loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         share = self.settings.connect_timeout_s / len(found)
         failure: OSError = TimeoutError()
         for *_, where in found:
+            host, port = str(where[0]), int(where[1])
             try:
                 async with asyncio.timeout(share):
                     _, connection = await self.loop.create_connection(
-                        lambda: UpstreamConnection(self), where[0], where[1], ssl=self.tls,
+                        make, host, port, ssl=self.tls,
                         server_hostname=address.host if self.tls else None,
                     )  # fmt: skip
                     return connection

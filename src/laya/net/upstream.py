@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 from laya.net.clock import NEVER
 from laya.net.flow import HIGH_WATER
@@ -58,7 +58,7 @@ class Call:
     """
 
     connection: UpstreamConnection | None = None
-    deadline = NEVER  # while it waits for a connection
+    deadline = 0.0  # while it waits for a connection
     done = False
     fresh_only = False
 
@@ -86,14 +86,14 @@ class Call:
             self.connection.resume()
 
 
-class UpstreamConnection(asyncio.Protocol):
-    """States: idle (`call` None, in the pool), active (`call` set), gone."""
+class UpstreamConnection:
+    """States: idle (`call` None, in the pool), active (`call` set), gone. A protocol as `Answering` is."""
 
     __slots__ = ("pool", "transport", "outbound", "call", "deadline", "reused", "gone", "_paused", "_in_body", "_waiting")
 
     def __init__(self, pool) -> None:
         self.pool = pool
-        self.transport: asyncio.Transport | None = None
+        self.transport: Any = None  # an asyncio.Transport from `connection_made` on
         self.outbound = Outbound(pool.limits)
         self.call: Call | None = None
         self.deadline = NEVER
@@ -160,7 +160,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.outbound.receive(data)
             self._advance(call)
             return
-        self._finish()
+        self._finish(call)
         try:
             call.listener.on_upstream_head(response)
         except Exception as fault:
@@ -181,19 +181,26 @@ class UpstreamConnection(asyncio.Protocol):
                 self.outbound.receive_eof()
                 self._advance(call, whole=True)
             if self.call is not None:
-                self._fail(self._cut(), "the backend closed the connection" if exc is None else "the connection was reset")
+                how = "the backend closed the connection" if exc is None else "the connection was reset"
+                self._fail(call, self._cut(), how)
         self._detach()
+
+    def pause_writing(self) -> None:
+        """The backend does not read: the client's bytes are held already, so there is nobody to slow down."""
+
+    def resume_writing(self) -> None: ...
 
     def on_tick(self, now: float) -> None:
         if now <= self.deadline:
             return
-        if self.call is None:
+        call = self.call
+        if call is None:
             self._detach()
             self.transport.abort()  # idle long enough
         elif self._in_body:
-            self._fail(Failure.IDLE, "the backend went silent inside its response")
+            self._fail(call, Failure.IDLE, "the backend went silent inside its response")
         else:
-            self._fail(Failure.FIRST_BYTE, "the backend did not answer in time")
+            self._fail(call, Failure.FIRST_BYTE, "the backend did not answer in time")
 
     # -- the response --------------------------------------------------------------------------------------------------
 
@@ -219,7 +226,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _hand_on(self, call: Call) -> bool:
         """The parser's next event to the listener. False when there is nothing more to hand on now."""
         outbound, listener = self.outbound, call.listener
-        event = outbound.next_event()
+        event: Any = outbound.next_event()
         kind = type(event)
         if kind is BodyData:
             listener.on_upstream_data(event.data)
@@ -229,17 +236,17 @@ class UpstreamConnection(asyncio.Protocol):
             return False
         elif kind is Response:
             if event.body is not None:
-                self._finish()
+                self._finish(call)
                 listener.on_upstream_head(event)
                 return False
             self._in_body = True
             listener.on_upstream_head(event)
         elif kind is EndOfBody:
-            self._finish()
+            self._finish(call)
             listener.on_upstream_end()
             return False
         else:
-            self._fail(Failure.BROKEN if outbound.started else self._cut(), event.message)
+            self._fail(call, Failure.BROKEN if outbound.started else self._cut(), event.message)
             return False
         return True
 
@@ -257,9 +264,9 @@ class UpstreamConnection(asyncio.Protocol):
             return Failure.BROKEN
         return Failure.STALE if self.reused else Failure.RESET
 
-    def _finish(self) -> None:
+    def _finish(self, call: Call) -> None:
         """The response is whole: the connection may carry the next request."""
-        self.call.done = True
+        call.done = True
         self.call = None
         self.deadline = NEVER
         self.reused = True
@@ -275,8 +282,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._detach(active=True)
             self.transport.close()
 
-    def _fail(self, failure: Failure, message: str) -> None:
-        call = self.call
+    def _fail(self, call: Call, failure: Failure, message: str) -> None:
         call.done = True
         self._detach()
         self.transport.abort()

@@ -8,7 +8,7 @@ Called by `outbound`, on the loop thread.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from laya.wire.policy import Refused
 
@@ -48,7 +48,7 @@ class ChunkedBody:
 
     def __init__(self, hand_over: Callable[[], Body]) -> None:
         self._hand_over = hand_over
-        self._authority: Body | None = None
+        self._authority: Any = None  # a Body, when h11 has taken over
         self._held = b""  # a chunk line or the end of a chunk that has not all come: 12 bytes at most
         self._left = 0  # bytes of the current chunk still to come, its CR LF included
 

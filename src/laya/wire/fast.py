@@ -12,7 +12,7 @@ The subset, and why each line is drawn where it is:
 | `METHOD SP /path SP HTTP/1.1`, a known method | HTTP/1.0, absolute form, `*`: rare, and each changes what follows |
 | `HTTP/1.1 200..599 [reason]` | 1xx (another head follows), HTTP/1.0 (other connection rules) |
 | `token ":" value`, no blank before the colon | folding, blanks in names: refusals, and policy words them |
-| each name once | order and merging of repeated fields are h11's business; also catches two lengths, two hosts |
+| Host, Connection and the framing fields once | two lengths or hosts are refusals; lists of options name further fields |
 | one Content-Length of at most 10 plain digits, or none | signs, lists, underscores, other digits; 10 digits hold 9 GB |
 | no Transfer-Encoding in a request | a chunked request is rare, and smuggling lives there |
 | Transfer-Encoding exactly `chunked`, no Content-Length, in a response | a body that ends with the connection, other codings |
@@ -40,6 +40,8 @@ PRINTABLE = bytes(range(0x20, 0x7F))
 TOKEN_BYTES = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 HOST_BYTES = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-._~%!$&'()*+,;=:[]"
 MAX_LENGTH_DIGITS = 10
+# A second one of these changes what the head means. (Others may come again, as Set-Cookie and Vary do.)
+ONCE = (b"host", b"connection", b"content-length", b"transfer-encoding")
 REQUEST_OUTSIDE = frozenset([b"transfer-encoding", b"expect", b"upgrade"])
 # New with each message: they would push out what will be seen again.
 PER_MESSAGE = frozenset([
@@ -49,6 +51,9 @@ PER_MESSAGE = frozenset([
 ])  # fmt: skip
 MEMO_LINES = 1024  # a few dozen clients' worth of lines; clearing as many takes about 50 us, far below a stall of note
 MEMO_LINE_BYTES = 160  # the user-agent lines of SDKs fit; 1024 entries stay below 0.6 MB
+
+
+Pair = tuple[bytes, bytes]
 
 
 class Odd(Exception):
@@ -91,12 +96,19 @@ def split_field(line: bytes) -> tuple[bytes, bytes]:
     return name.lower(), value.strip(b" ")
 
 
-def fields_of(lines: list[bytes], memo: LineMemo) -> dict[bytes, bytes]:
-    """The fields by name; `lines` are the header lines alone. A repeated name makes the head odd."""
-    fields = dict(map(memo.__getitem__, lines))
-    if len(fields) != len(lines):
+def fields_of(lines: list[bytes], memo: LineMemo) -> tuple[dict[bytes, bytes], list[Pair] | None]:
+    """The fields by name, and all of them in order where a name is repeated; `lines` are the header lines alone."""
+    pairs = list(map(memo.__getitem__, lines))
+    fields = dict(pairs)
+    if len(fields) == len(pairs):
+        return fields, None
+    names = [name for name, _ in pairs]
+    if any(names.count(name) > 1 for name in ONCE):
         raise Odd
-    return fields
+    first: dict[bytes, bytes] = {}
+    for name, value in pairs:
+        first.setdefault(name, value)
+    return first, pairs
 
 
 def cut_body(buffer: bytes, start: int, length: int) -> bytes | None:
@@ -164,7 +176,7 @@ def read_request(buffer: bytes, head_end: int, limits: Limits) -> Request | None
     lines = head_lines(buffer[:head_end])
     try:
         method, target, path, query = REQUEST_LINES[lines.pop(0)]
-        fields = fields_of(lines, REQUEST_FIELDS)
+        fields, headers = fields_of(lines, REQUEST_FIELDS)
         value = fields.get(b"content-length")
         length = None if value is None else plain_number(value)
     except Odd:
@@ -173,7 +185,7 @@ def read_request(buffer: bytes, head_end: int, limits: Limits) -> Request | None
         return None
     if length is not None and length > limits.max_body_bytes:
         return None
-    return Request(method, target, path, query, fields, None, False, _keep_alive(fields), length, False, False, None)
+    return Request(method, target, path, query, fields, headers, False, _keep_alive(fields), length, False, False, None)
 
 
 def read_response(buffer: bytes, head_end: int, limits: Limits, method: bytes) -> Response | None:
@@ -181,7 +193,7 @@ def read_response(buffer: bytes, head_end: int, limits: Limits, method: bytes) -
     lines = head_lines(buffer[:head_end])
     try:
         status, reason = STATUS_LINES[lines.pop(0)]
-        fields = fields_of(lines, RESPONSE_FIELDS)
+        fields, headers = fields_of(lines, RESPONSE_FIELDS)
         value = fields.get(b"content-length")
         length = None if value is None else plain_number(value)
     except Odd:
@@ -193,7 +205,7 @@ def read_response(buffer: bytes, head_end: int, limits: Limits, method: bytes) -
     if length is None and not chunked and not bodiless:
         return None
     body = b"" if bodiless else None
-    return Response(status, reason, fields, None, False, _keep_alive(fields), length, chunked, body)
+    return Response(status, reason, fields, headers, False, _keep_alive(fields), length, chunked, body)
 
 
 def _keep_alive(fields: dict[bytes, bytes]) -> bool:

@@ -1,6 +1,6 @@
 """The server's side: bytes of a client's connection in, requests out.
 
-The fast parser is tried first; a head outside its subset, and from then on everything on that connection, goes to h11.
+The fast parser is tried first; a message whose head is outside its subset goes to h11.
 One request is out at a time: those pipelined behind it wait until `start_next`. Loop thread.
 """
 
@@ -39,6 +39,7 @@ class Inbound(MessageParser):
         if self._phase != DONE:
             raise RuntimeError("start_next before the request was read to its end")
         self._phase = HEAD
+        self._fast = self._tries_fast
 
     @property
     def at_boundary(self) -> bool:

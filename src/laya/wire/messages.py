@@ -7,6 +7,7 @@ list, repetitions included, and is what gets forwarded.
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 
 class Signal(enum.Enum):
@@ -47,7 +48,7 @@ class Memo:
     __slots__ = ("plan", "lines")
 
     def __init__(self) -> None:
-        self.plan = None  # of a request: the gateway's
+        self.plan: Any = None  # of a request: the gateway's
         self.lines: bytes | None = None  # of a response: its header lines as they are passed on
 
 
@@ -90,6 +91,11 @@ class Request:
         )  # fmt: skip
 
     @property
+    def repeats(self) -> bool:
+        """A header name came more than once."""
+        return self._headers is not None
+
+    @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         return self._headers if self._headers is not None else list(self.fields.items())
 
@@ -120,6 +126,11 @@ class Response:
             self.status, self.reason, fields, self._headers, self.http10, self.keep_alive, content_length, self.chunked,
             self.body, self.memo,
         )  # fmt: skip
+
+    @property
+    def repeats(self) -> bool:
+        """A header name came more than once."""
+        return self._headers is not None
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:

@@ -6,8 +6,10 @@ parser is tried first, as in `inbound`. Loop thread.
 
 from __future__ import annotations
 
+from typing import Any
+
 from laya.wire import authority, fast, recall
-from laya.wire.chunked import Body, ChunkedBody
+from laya.wire.chunked import ChunkedBody
 from laya.wire.messages import EOF, NEED_DATA, Limits, Refusal, Response
 from laya.wire.parser import DONE, HEAD, REFUSED, Event, MessageParser
 from laya.wire.policy import Refused
@@ -34,6 +36,7 @@ class Outbound(MessageParser):
         if self._phase != DONE:
             raise RuntimeError("expect while a response is being read")
         self._phase = HEAD
+        self._fast = self._tries_fast
         self._method = method
         self._informational = 0
         self.started = bool(self._buffer)
@@ -90,6 +93,7 @@ class Outbound(MessageParser):
                 return response
             self._count_informational()
             self._buffer = buffer[start:]
+            self._fast = self._tries_fast
 
     def _fast_response(self, response: Response, buffer: bytes, start: int) -> Response:
         self._keep_alive = response.keep_alive
@@ -97,7 +101,7 @@ class Outbound(MessageParser):
             self._head = buffer[:start]
             self._begin_body(response, ChunkedBody(self._hand_over), buffer[start:])
             return response
-        length = response.content_length if response.body is None else 0
+        length = (response.content_length or 0) if response.body is None else 0
         response.body = fast.cut_body(buffer, start, length)
         if response.body is None:
             self._begin_body(response, fast.LengthBody(length), buffer[start:])
@@ -106,7 +110,7 @@ class Outbound(MessageParser):
             self._phase = DONE
         return response
 
-    def _hand_over(self) -> Body:
+    def _hand_over(self) -> Any:
         """h11's reader for the body under way, at a chunk's border."""
         self._fast = False
         return authority.read_response(self._head, self._limits, self._method)[1]

@@ -13,6 +13,7 @@ while a message waits (PAUSED) lets `buffered` grow, and stops reading at its ow
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from laya.wire.chunked import Body
 from laya.wire.messages import END_OF_BODY, NEED_DATA, BodyData, EndOfBody, Limits, Refusal, Request, Response, Signal
@@ -26,16 +27,20 @@ Event = Request | Response | BodyData | EndOfBody | Refusal | Signal
 class MessageParser(ABC):
     """Base of `Inbound` and `Outbound`, which read heads and say what happens between messages."""
 
-    __slots__ = ("_limits", "_fast", "_buffer", "_eof", "_scanned", "_phase", "_body", "_pending", "_failure", "_line_bound")
+    __slots__ = (
+        "_limits", "_tries_fast", "_fast", "_buffer", "_eof", "_scanned", "_phase", "_body", "_pending", "_failure",
+        "_line_bound",
+    )  # fmt: skip
 
     def __init__(self, limits: Limits, fast: bool) -> None:
         self._limits = limits
-        self._fast = fast  # False: everything goes to h11 (and stays so for this connection once one message did)
+        self._tries_fast = fast
+        self._fast = fast  # False: h11 reads the message under way
         self._buffer = b""
         self._eof = False
         self._scanned = 0  # bytes of an unfinished head that policy has seen
         self._phase = HEAD
-        self._body: Body | None = None
+        self._body: Any = None  # a Body while one is read
         self._pending = b""  # the piece of body that came along with the head
         self._failure: Refused | None = None  # found in that piece; told after the head
         self._line_bound: int | None = None

@@ -31,8 +31,10 @@ def _key(buffer: bytes, head_end: int) -> tuple[bytes, bytes | None]:
     return buffer[:start] + buffer[stop:head_end], buffer[start:stop]
 
 
-def _keeps(buffer: bytes, key: bytes, digits: bytes | None, fields: dict[bytes, bytes]) -> bool:
-    if len(key) > HEAD_BYTES_KEPT or not fast.PER_MESSAGE.isdisjoint(fields):
+def _keeps(buffer: bytes, key: bytes, digits: bytes | None, message: Request | Response) -> bool:
+    """Not a head with a repeated name: its list of fields holds the length a second time."""
+    fields = message.fields
+    if message.repeats or len(key) > HEAD_BYTES_KEPT or not fast.PER_MESSAGE.isdisjoint(fields):
         return False
     if digits is None:
         return b"content-length" not in fields  # spelled in a way that `_key` does not see
@@ -52,7 +54,7 @@ def read_request(buffer: bytes, head_end: int, limits: Limits) -> Request | None
     known = limits.request_heads.get(key)
     if known is None:
         request = fast.read_request(buffer, head_end, limits)
-        if request is not None and _keeps(buffer, key, digits, request.fields):
+        if request is not None and _keeps(buffer, key, digits, request):
             _remember(limits.request_heads, key, request.again(request.content_length, request.fields))
         return request
     if digits is None:
@@ -76,7 +78,7 @@ def read_response(buffer: bytes, head_end: int, limits: Limits, method: bytes) -
     known = limits.response_heads.get(key)
     if known is None:
         response = fast.read_response(buffer, head_end, limits, method)
-        if response is not None and _keeps(buffer, key, digits, response.fields):
+        if response is not None and _keeps(buffer, key, digits, response):
             _remember(limits.response_heads, key, response.again(response.content_length, response.fields))
         return response
     if digits is None:

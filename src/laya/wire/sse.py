@@ -86,7 +86,7 @@ class EventStream:
     def _frame_end(self, buffer: bytes | bytearray, start: int) -> int:
         """Offset behind the blank line of the frame that begins at `start`; 0 when it has not come."""
         if start < len(buffer) and buffer[start] in b"\r\n":
-            return _LINE_END.match(buffer, start).end()
+            return start + (2 if buffer[start : start + 2] == b"\r\n" else 1)
         search_from = max(start, self._searched)
         if not self._any_cr:
             blank = buffer.find(b"\n\n", search_from)
