@@ -21,6 +21,8 @@ from laya.net.pool import Pool
 # A command is reached on loopback, at a port that is chosen anew with each start.
 _COMMAND_URL = "http://127.0.0.1:1"
 _COMMAND_AUTHORITY = b"localhost"
+# So many may wait for a command that starts, as in the queue of an engine of our own; more where it takes more at a time.
+MIN_WAITING = 64
 
 
 def make_backend(
@@ -29,10 +31,9 @@ def make_backend(
     """A backend with its pool, which waits for an engine process or a command. Raises StartError."""
     try:
         if settings.command is not None:
-            # Who waits at its gate is bounded as what it may be given at the same time.
             pool: Pool = GatedPool(
                 name, replace(settings, url=_COMMAND_URL, base=settings.base or "/v1"), clock, loop,
-                limit=settings.max_inflight, wait_s=settings.start_timeout_s,
+                limit=max(MIN_WAITING, settings.max_inflight), wait_s=settings.start_timeout_s,
             )  # fmt: skip
             pool.address.authority = _COMMAND_AUTHORITY
         elif is_link(config, name):

@@ -8,6 +8,7 @@ and the next try. Loop thread only.
 from __future__ import annotations
 
 import asyncio
+import random
 import shlex
 import socket
 from collections.abc import Callable
@@ -26,6 +27,8 @@ ASK_TIMEOUT_S = 2.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
 # Ready for so long, it counts as sound: an earlier failure is forgotten.
 STEADY_S = 60.0
+# Below Linux's range of ports for any taker (from 32768), above those that services like.
+_LOWEST_PORT, _HIGHEST_PORT, _PORT_TRIES = 20_000, 32_000, 100
 # Failures in a row after which nothing but a request starts it again.
 MAX_REVIVALS = 5
 
@@ -146,12 +149,11 @@ class OnDemandBackend:
 
     async def _start(self) -> None:
         settings = self.backend.settings
-        failure = ""
-        self.pool.address.port = free_port()
-        words = words_of(settings.command, self.pool.address.port)
-        process = self._process = Process(words, self._folder, lambda: self._ended(process))
-        self._told("starting", port=self.pool.address.port)
+        failure, process = "", None
         try:
+            port = self.pool.address.port = free_port()
+            process = self._process = Process(words_of(settings.command, port), self._folder, lambda: self._ended(process))
+            self._told("starting", port=port)
             async with asyncio.timeout(settings.start_timeout_s):
                 await process.start()
                 while self.state == "starting" and not await self._answers():
@@ -241,7 +243,7 @@ class OnDemandBackend:
                 "error", "backend_died", backend=self.backend.name, code=process.exit_code, output=self._tail
             )  # fmt: skip
             self.pool.shut("it has died and is started again")
-            self.revive = self._failures < MAX_REVIVALS and not self.retired
+            self.revive = was == "ready" and self._failures < MAX_REVIVALS
             self._pause()
         self._advance()
 
@@ -274,7 +276,15 @@ def words_of(command: str, port: int) -> list[str]:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port of 127.0.0.1 that nobody listens on now, outside of those that the kernel gives to whoever asks for any: between
+    our look and the command's bind nobody else gets it."""
+    for _ in range(_PORT_TRIES):
+        port = random.randrange(_LOWEST_PORT, _HIGHEST_PORT + 1)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError("no free port was found")
