@@ -8,7 +8,19 @@ import pytest
 import torch
 
 from laya.model.formats.stored import StoredTensor
-from laya.model.quant import Int4Linear, Int8Linear, StackedLinear, build_linear, two_planes
+from laya.model.holding import cuda_tiles, held_as, held_bytes
+from laya.model.quant import (
+    DENSE_ROWS,
+    PACK_ROWS,
+    Int4Linear,
+    Int8Linear,
+    StackedLinear,
+    build_linear,
+    cuda_packed,
+    packs_as_known,
+    two_planes,
+    unpack4,
+)
 
 CPU = torch.device("cpu")
 ROWS, COLUMNS = 192, 256
@@ -38,6 +50,35 @@ def test_int4_product_keeps_the_files_weights(kind, rows):
     # bf16 keeps 8 bits of scale, zero and result: relative steps of 2**-9 each, adding up as squares.
     assert isinstance(linear, Int4Linear) and relative_error(linear(x), expected) < 6e-3
     assert linear.nbytes == ROWS * COLUMNS // 2 + ROWS * COLUMNS // 32 * 4
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+@pytest.mark.parametrize("rows", [192, 112])  # the last is no multiple of what a panel takes
+def test_many_rows_take_the_same_weights_as_few(kind, rows):
+    linear = build_linear([stored(kind, rows)], ["int4"], CPU)
+    x = inputs(DENSE_ROWS).bfloat16()
+    few = torch.cat([linear(x[:40]), linear(x[40:])])
+    # Both multiply bf16 by float32 and add in float32: only the order of sums differs, and a step of the bf16 result.
+    assert torch.allclose(linear(x).float(), few.float(), rtol=2**-7, atol=1e-2)
+
+
+def test_panels_hold_the_files_own_numbers(monkeypatch):
+    tensor = stored("Q4_1")
+    linear = build_linear([tensor], ["int4"], CPU)
+    monkeypatch.setattr(linear, "_panel", PACK_ROWS)
+    x = inputs(DENSE_ROWS).bfloat16()
+    expected = x.double() @ torch.from_numpy(tensor.float32()).double().T
+    assert relative_error(linear(x), expected) < 6e-3
+    if packs_as_known():  # else this processor packs in another way, and many rows take torch's product too
+        panel = unpack4(linear.packed, linear.scale_zero, linear.group, 64, 192)
+        assert relative_error(panel.t(), torch.from_numpy(tensor.float32()[64:192]).double()) < 6e-3
+
+
+def test_a_lone_row_through_tiles_equals_the_same_row_beside_another(monkeypatch):
+    linear = build_linear([stored("Q8_0")], ["int8"], CPU)
+    monkeypatch.setattr(linear, "_tiles", [tile.t() for tile in linear.weight.split(50)])
+    x = inputs(2)
+    assert torch.equal(linear.float32(x[:1]), linear.float32(x)[:1])
 
 
 @pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "Q8_0"])
@@ -93,3 +134,22 @@ def test_two_planes_rebuild_the_row():
     planes, step = two_planes(x)
     rebuilt = (planes[:3].double() * 128 + planes[3:].double()) * step.double()
     assert ((rebuilt - x.double()).abs() / x.abs().amax(dim=1, keepdim=True)).max() < 0.51 / (127 * 128)
+
+
+@pytest.mark.parametrize(("columns", "tiles"), [(32, 2), (64, 4), (128, 8), (576, 4), (96, 2), (1536, 8), (4096, 8)])
+def test_cudas_layout_takes_every_width_of_a_4_bit_matrix_whole(columns, tiles):
+    """Rows are padded nowhere: torch's own shape rule, on a device without memory, gives half a byte a number."""
+    tensor = StoredTensor("w", "Q4_0", (32, columns), np.empty((32, 0), dtype=np.uint8))
+    assert cuda_tiles(columns) == tiles and held_as("layers.0.q", tensor, "cuda", "quantized") == "int4"
+    packed = cuda_packed(torch.empty((32, columns), dtype=torch.uint8, device="meta"))
+    assert packed.nbytes == 32 * columns // 2 and packed.shape[3] * 2 == tiles
+    assert held_bytes(tensor, "int4") == packed.nbytes + 32 * columns // 32 * 4
+
+
+@pytest.mark.parametrize(("rows", "columns", "group"), [(32, 48, 16), (40, 128, 32), (32, 512, 512)])
+def test_what_cudas_layout_does_not_take_is_held_and_planned_as_bf16(rows, columns, group):
+    """Half a tile, rows that are no whole vectors, a group that its product does not know."""
+    tensor = StoredTensor("w", "Q4_0", (rows, columns), np.empty((rows, 0), dtype=np.uint8))
+    tensor.group = group
+    held = held_as("layers.0.q", tensor, "cuda", "quantized")
+    assert held == "bf16" and held_bytes(tensor, held) == rows * columns * 2

@@ -38,6 +38,8 @@ _CUDA_CONTEXT_BYTES, _CUDA_GRAPH_BYTES = 600 * MIB, 256 * MIB
 _SLACK_SHARE, _SLACK_BYTES = 50, 8 * MIB
 # 4-bit weights with bf16 scale and zero for groups of 32: 0.5 + 4 / 32 bytes each.
 _FOUR_BIT_NUMERATOR, _FOUR_BIT_DENOMINATOR = 5, 8
+# 4-bit weights of a CPU unpacked to float32 at once, for products with a prefill chunk; one block of rows at the least.
+_PANEL_WEIGHTS, _PANEL_ROWS = 1 << 19, 64
 # A weight on its way into its packed form: its number as a byte and as an int32.
 _LOADING_BYTES_PER_WEIGHT = 5
 

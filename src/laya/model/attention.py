@@ -55,8 +55,10 @@ def _prefill(qkv: torch.Tensor, layer: torch.Tensor, chunk: PrefillChunk, heads:
         kv = qkv[chunk.first : chunk.last, heads.q_width :].view(rows, 2, heads.kv, heads.dim)
     else:
         kv = layer.index_select(0, chunk.index).view(-1, 2, heads.kv, heads.dim)[: chunk.length]
+    if chunk.index is None and not q.is_cuda:  # a CPU without bf16 matrices of its own multiplies float32 faster, and exactly
+        q, kv = q.float(), kv.float()
     # [kv, group, tokens, dim] with stride 0 over the group: shared keys are not copied.
     kv = kv.permute(1, 2, 0, 3).unsqueeze(2).expand(2, heads.kv, heads.group, kv.shape[0], heads.dim)
     causal = chunk.index is None
     out = F.scaled_dot_product_attention(q, kv[0], kv[1], attn_mask=chunk.mask, is_causal=causal, scale=heads.scale)
-    return out.permute(2, 0, 1, 3).reshape(rows, heads.q_width)
+    return out.permute(2, 0, 1, 3).reshape(rows, heads.q_width).to(qkv.dtype)

@@ -97,7 +97,9 @@ class Decoder:
 
     def mlp(self, layer: Layer, h: torch.Tensor) -> torch.Tensor:
         gate, up = layer.gate_up(h).chunk(2, dim=-1)
-        return layer.down(self.activation(gate).mul_(up))
+        h = self.activation(gate).mul_(up)
+        del gate, up  # the product that follows needs room of its own
+        return layer.down(h)
 
     def logits(self, wide: torch.Tensor) -> torch.Tensor:
         """Rows of what `forward` gave -> float32 [rows, vocab]."""

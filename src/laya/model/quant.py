@@ -7,6 +7,7 @@ sequence's numbers do not depend on its batch.
 
 from __future__ import annotations
 
+import functools
 from typing import Protocol
 
 import numpy as np
@@ -14,13 +15,17 @@ import torch
 import torch.nn.functional as F
 
 from laya.model.formats.stored import StoredTensor
+from laya.model.holding import cuda_tiles
 
 aten = torch.ops.aten
 
 INT8_MAX = 127
 PLANE = 128  # an activation of 15 bits is PLANE * high + low, each a signed byte
 ACTIVATION_MAX = INT8_MAX * PLANE  # the largest magnitude whose high byte stays within INT8_MAX after rounding
-CUDA_INNER_K_TILES = 8  # layout of CUDA's packed 4-bit weights: the widest, as torch's own quantiser chooses
+DENSE_ROWS = 64  # from here on the 4-bit product loses to unpacking a panel and multiplying in float32 (measured, one thread)
+PANEL_WEIGHTS = 1 << 19  # weights unpacked at once: 2 MiB of float32 stay in a core's cache until they are multiplied
+PACK_ROWS = 64  # rows that torch's AVX-512 layout of 4-bit weights interleaves
+HEAD_TILE_BYTES = 1 << 20  # of int8 rows that both planes of a lone row are multiplied with while they are in cache
 
 
 class Linear(Protocol):
@@ -58,23 +63,68 @@ class DenseLinear:
 
 
 class Int4Linear:
-    """w = (q - 8) * scale + zero in groups of `group` columns; bf16 activations, float32 sums inside the product."""
+    """w = (q - 8) * scale + zero in groups of `group` columns; bf16 activations, float32 weights and sums inside the product.
+
+    On a CPU many rows (a prefill chunk) are multiplied with panels of the matrix that are unpacked to float32 for the purpose:
+    the same numbers in another order, at the speed of a dense product.
+    """
 
     def __init__(self, packed: torch.Tensor, scale_zero: torch.Tensor, group: int) -> None:
         self.packed = packed
         self.scale_zero = scale_zero  # bf16 [in / group, out, 2]
         self.group = group
         self._product = aten._weight_int4pack_mm if packed.is_cuda else aten._weight_int4pack_mm_for_cpu
+        out_rows, columns = scale_zero.shape[1], scale_zero.shape[0] * group
+        self._dense_rows = DENSE_ROWS if not packed.is_cuda and out_rows % PACK_ROWS == 0 and packs_as_known() else None
+        self._panel = max(1, PANEL_WEIGHTS // (columns * PACK_ROWS)) * PACK_ROWS  # rows of the matrix
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._dense_rows is not None and x.shape[0] >= self._dense_rows:
+            return self._by_panels(x)
         return self._product(x, self.packed, self.group, self.scale_zero)
 
     def float32(self, x: torch.Tensor) -> torch.Tensor:
         return self(x.to(torch.bfloat16)).float()
 
+    def _by_panels(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        rows = self.scale_zero.shape[1]
+        out = torch.empty((x.shape[0], rows), dtype=x.dtype)
+        for first in range(0, rows, self._panel):
+            last = min(rows, first + self._panel)
+            out[:, first:last] = torch.mm(wide, unpack4(self.packed, self.scale_zero, self.group, first, last))
+        return out
+
     @property
     def nbytes(self) -> int:
         return self.packed.nbytes + self.scale_zero.nbytes
+
+
+def unpack4(packed: torch.Tensor, scale_zero: torch.Tensor, group: int, first: int, last: int) -> torch.Tensor:
+    """Rows [first, last) of a matrix in torch's AVX-512 layout, transposed: float32 [in, last - first].
+
+    In the layout blocks of 64 rows follow one another; a block holds, for each column, 32 bytes: rows 0-31 in the low halves,
+    rows 32-63 in the high ones. `first` and `last` are multiples of 64.
+    """
+    groups, blocks = scale_zero.shape[0], (last - first) // PACK_ROWS
+    half = PACK_ROWS // 2
+    bytes_ = packed.view(-1, groups, group, half)[first // PACK_ROWS : last // PACK_ROWS].permute(1, 2, 0, 3)
+    panel = torch.empty((groups, group, blocks, 2, half), dtype=torch.float32)
+    panel[..., 0, :] = bytes_ & 15
+    panel[..., 1, :] = bytes_ >> 4
+    pair = scale_zero[:, first:last].float().view(groups, 1, blocks, 2, half, 2)
+    scale, zero = pair.unbind(-1)
+    torch.addcmul(zero - scale * 8, panel, scale, out=panel)
+    return panel.view(groups * group, last - first)
+
+
+@functools.cache
+def packs_as_known() -> bool:
+    """Whether torch packs 4-bit weights on this processor as `unpack4` reads them: tried with a small matrix."""
+    q = torch.arange(2 * PACK_ROWS * 32, dtype=torch.int32).view(2 * PACK_ROWS, 32) * 2654435 % 61 % 16
+    scale_zero = torch.tensor([1.0, 8.0], dtype=torch.bfloat16).expand(1, 2 * PACK_ROWS, 2)
+    packed = aten._convert_weight_to_int4pack_for_cpu(q, 1)
+    return torch.equal(unpack4(packed, scale_zero, 32, 0, 2 * PACK_ROWS), q.t().float())
 
 
 class Int8Linear:
@@ -87,6 +137,7 @@ class Int8Linear:
         self.weight = weight  # int8 [out, in]
         self.scale = scale  # float32 [out]
         self._columns = weight.t()
+        self._tiles = [tile.t() for tile in weight.split(max(1, HEAD_TILE_BYTES // weight.shape[1]))]
         self._integers = has_vnni()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -99,12 +150,21 @@ class Int8Linear:
         rows = x.shape[0]
         planes, step = two_planes(x)
         # |sum| <= 127 * 127 * in: int32 holds it up to 133,000 columns.
-        if rows == 1:  # one row at a time takes torch's vector product, which is faster twice than two rows are once
-            high, low = torch._int_mm(planes[:1], self._columns), torch._int_mm(planes[1:], self._columns)
-        else:
-            high, low = torch._int_mm(planes, self._columns).split(rows)
+        sums = self._one_row(planes) if rows == 1 else torch._int_mm(planes, self._columns)
+        high, low = sums.split(rows)
         out = high.float().mul_(PLANE).add_(low)
         return out.mul_(self.scale).mul_(step)
+
+    def _one_row(self, planes: torch.Tensor) -> torch.Tensor:
+        """Both planes of a lone row, int32 [2, out]: torch's vector product twice a tile is faster than two rows once."""
+        sums = torch.empty((2, self.weight.shape[0]), dtype=torch.int32)
+        first = 0
+        for tile in self._tiles:
+            last = first + tile.shape[1]
+            for plane in (0, 1):
+                torch._int_mm(planes[plane : plane + 1], tile, out=sums[plane : plane + 1, first:last])
+            first = last
+        return sums
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Float32 rows [n, in] of a table."""
@@ -203,10 +263,13 @@ def _int4(parts: list[StoredTensor], device: torch.device) -> Int4Linear:
         base += part.rows
     numbers = torch.from_numpy(q)
     if device.type == "cuda":
-        numbers = numbers.to(device)
-        packed = aten._convert_weight_to_int4pack(numbers[:, ::2] << 4 | numbers[:, 1::2], CUDA_INNER_K_TILES)
-        return Int4Linear(packed, scale_zero.to(device), group)
+        return Int4Linear(cuda_packed(numbers.to(device)), scale_zero.to(device), group)
     return Int4Linear(aten._convert_weight_to_int4pack_for_cpu(numbers.int(), 1), scale_zero, group)
+
+
+def cuda_packed(numbers: torch.Tensor) -> torch.Tensor:
+    """uint8 [rows, columns] below 16 in CUDA's layout, two numbers a byte."""
+    return aten._convert_weight_to_int4pack(numbers[:, ::2] << 4 | numbers[:, 1::2], cuda_tiles(numbers.shape[1]))
 
 
 def _row_blocks(parts: list[StoredTensor]):
