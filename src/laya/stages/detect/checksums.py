@@ -6,6 +6,7 @@ Each function takes the digits alone as bytes, without separators, of the length
 from __future__ import annotations
 
 import calendar
+import operator
 
 # Year of birth is taken to lie in the range in which living people, and their grandparents, were born.
 YEARS = range(1900, 2031)
@@ -35,7 +36,8 @@ _CURP = "0123456789ABCDEFGHIJKLMNÑOPQRSTUVWXYZ"
 
 
 def _weighted(digits: bytes, weights: tuple[int, ...]) -> int:
-    return sum((digit - 48) * weight for digit, weight in zip(digits, weights, strict=False))
+    """The sum of each digit times its weight, as many of the one as of the other."""
+    return sum(map(operator.mul, digits, weights)) - 48 * sum(weights)
 
 
 def is_date(year: int, month: int, day: int) -> bool:

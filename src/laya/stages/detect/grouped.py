@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from laya.stages.detect import checksums, phones
 from laya.stages.detect.cards import is_card
-from laya.stages.detect.window import WORD, Span, Window, after_word, before_word
+from laya.stages.detect.window import NEAR, WORD, Span, Window, after_word, before_word
 
 _PAIR = b"00-000"
 _PAIRS = b"00-00-00-00"
@@ -45,7 +45,16 @@ _PHONES = re.compile(
     re.X,
 ).match
 _ANY = re.compile(rb"(?P<announced>\d{2,5}(?:[ .\-]\d{2,8}){1,5})").match  # behind a word such as "phone"
-_PLUS = re.compile(rb"\+[ (]?[1-9](?:[ .\-()/]{0,2}[0-9]){6,16}").match
+_PLUS = re.compile(rb"\+\(?[1-9](?:[ .\-()/]{0,2}[0-9]){6,16}").match
+# The lengths of the first two groups of these forms, without those behind a 0. Most chains of digits have others.
+_FIRST_GROUPS = frozenset([
+    (1, 2), (1, 3), (2, 2), (2, 4), (2, 5), (3, 2), (3, 3), (3, 4), (3, 8), (4, 3), (4, 4), (4, 6),
+    (6, 3), (6, 4), (6, 7), (6, 8),
+])  # fmt: skip
+_HEAD = 12  # bytes of a shape that show both lengths; where they do not, the patterns decide
+_first_groups = re.compile(rb"(0+)-{1,2}(0+)").match
+_POSSIBLE: dict[bytes, bool] = {}  # heads seen, of three symbols: what they allow is asked again and again
+_MAX_HEADS = 4096
 _SEPARATORS = b" .-()/+"
 Out = list[Span]
 
@@ -63,11 +72,18 @@ def _chains(window: Window, needle: bytes, out: Out) -> None:
     while 0 <= at < limit:
         end = 0
         if text[base + at + 2] != 46 or _dotted(shape, at):
-            start = max(done, at - _BACK, shape.rfind(b"x", max(0, at - _BACK), at) + 1)
+            start = max(done, at - _BACK, shape.rfind(b"x", at - _BACK if at > _BACK else 0, at) + 1)
             if shape[start] != 48 or (start and shape[start - 1] == 48):
                 start = shape.find(b"-0", start, at + 1) + 1 or at
             while start <= at:
-                span = _read(window, text, base + start)
+                if (
+                    _POSSIBLE.get(shape[start : start + _HEAD]) is False and text[base + start] != 48
+                    and shape.rfind(b"0", start - NEAR if start > NEAR else 0, start) >= 0
+                    and base + start - window.phone_end > NEAR
+                ):  # fmt: skip
+                    span = None  # as most chains in tables of numbers
+                else:
+                    span = _read(window, text, base + start)
                 if span is not None:
                     out.append(span)
                     end = span[1] - base
@@ -91,26 +107,51 @@ def _read(window: Window, text: bytes, start: int) -> Span | None:
         return None
     if before in b".-/" and text[start - 2 : start - 1].isalnum():
         return None
-    found = _IDENTITIES(text, start)
-    if found is not None and (span := _checked_span(window, found, start, _ID_CHECKS)) is not None:
-        return span
-    found = _PHONES(text, start)
-    if found is not None and (span := _checked_span(window, found, start, _PHONE_CHECKS)) is not None:
-        return span
-    if window.may_be_named(start) and (found := _ANY(text, start)) is not None:
+    head = window.numbers[start - window.base : start - window.base + _HEAD]
+    if text[start] == 48 or _POSSIBLE.get(head) or (head not in _POSSIBLE and _is_possible(head)):
+        found = _IDENTITIES(text, start)
+        if found is not None and (span := _checked_span(window, found, start, _ID_CHECKS)) is not None:
+            return span
+        found = _PHONES(text, start)
+        if found is not None and (span := _checked_span(window, found, start, _PHONE_CHECKS)) is not None:
+            return span
+    if phones.may_be_announced(window, start) and (found := _ANY(text, start)) is not None:
         return _checked_span(window, found, start, _ANY_CHECKS)
     return None
 
 
+def _is_possible(head: bytes) -> bool:
+    """A form may begin with groups of these lengths (those that begin with 0 are not asked about)."""
+    if len(_POSSIBLE) >= _MAX_HEADS:
+        _POSSIBLE.clear()
+    groups = _first_groups(head)
+    answer = _POSSIBLE[head] = groups is not None and (
+        groups.end() == len(head) or (len(groups[1]), len(groups[2])) in _FIRST_GROUPS
+    )
+    return answer
+
+
 def _checked_span(window: Window, found: re.Match[bytes], start: int, checks: dict[str, Callable]) -> Span | None:
     text, end = window.text, found.end()
-    if before_word(text, end) or (text[end : end + 1] in (b".", b"-", b"/") and text[end + 1 : end + 2].isdigit()):
+    if before_word(text, end) or _goes_on(text, end):
         return None
     kind = checks[found.lastgroup](window, start, end)
     if not kind:
         return None
     opened = text[start - 1 : start] == b"(" and text.find(b")", start, end) >= 0
     return start - 1 if opened else start, end, kind
+
+
+def _goes_on(text: bytes, end: int) -> bool:
+    """More digits follow behind a sign: an address, a date, a longer chain."""
+    return text[end : end + 1] in (b".", b"-", b"/") and text[end + 1 : end + 2].isdigit()
+
+
+def read_bracketed(window: Window, at: int) -> Span | None:
+    """The number whose last group begins at `at`, behind an area code in brackets."""
+    text = window.text
+    opened = text.rfind(b"(", max(0, at - 9), at)
+    return _read(window, text, opened + 1) if opened >= 0 and text[opened + 1 : opened + 2].isdigit() else None
 
 
 def find_international(window: Window, out: Out) -> None:
@@ -141,7 +182,7 @@ def _abroad_end(text: bytes, start: int, stop: int) -> int:
     if not count:
         return 0
     end = places[ends.index(count + skip)]
-    return 0 if before_word(text, end) else end
+    return 0 if before_word(text, end) or _goes_on(text, end) else end
 
 
 def _digits(window: Window, start: int, end: int) -> bytes:

@@ -2,9 +2,10 @@
 
 In: a window. Out: spans. Pure, any thread.
 
-Candidates are found in the number shape: six digits in a row; two digits, a separator and three digits; four pairs. Each form
-that is looked for holds one of the three. What stands at a candidate is then read by one bounded pattern or none, and checked:
-by its check digits, by its grouping, or by a word in front of it. The time is linear: a candidate costs a bounded amount.
+Candidates are found in the number shape: eight digits in a row; a capital and six digits; two digits, a separator and three
+digits; four pairs. Each form that is looked for holds one of the four. What stands at a candidate is then read by one bounded
+pattern or none, and checked: by its check digits, by its grouping, or by a word in front of it. The time is linear: a
+candidate costs a bounded amount.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from collections.abc import Callable
 
 from laya.stages.detect import checksums, grouped, phones
 from laya.stages.detect.cards import is_card
-from laya.stages.detect.window import Span, Window, after_word, before_word
+from laya.stages.detect.window import CAPITALS, NEAR, Span, Window, after_word, before_word
 
-_SIX = b"000000"
+_EIGHT = b"00000000"
+_CAPITAL_SIX = b"A000000"
+_NAMED = frozenset({8, 9, 10, 12})
 _MAX_SOLID = 19  # the longest card number; longer runs of digits are none of ours
 _solid_end = re.compile(rb"0+").match
 _HONG_KONG = re.compile(rb"\(([0-9Aa])\)")
-_letter = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ").__contains__
+_letter = frozenset(CAPITALS).__contains__
 
 Check = Callable[[Window, int, int], "Span | None"]
 Out = list[Span]
@@ -28,24 +31,47 @@ Out = list[Span]
 
 def find_numbers(window: Window, out: Out) -> None:
     _solid(window, out)
+    _lettered(window, out)
     grouped.find_grouped(window, out)
     grouped.find_international(window, out)
 
 
 def _solid(window: Window, out: Out) -> None:
-    """Runs of six or more digits, each looked at once."""
+    """Runs of eight or more digits, each looked at once."""
     shape, base = window.numbers, window.base
-    at, limit = shape.find(_SIX, window.start - base), window.end - base
+    at, limit = shape.find(_EIGHT, window.start - base), window.end - base
     while 0 <= at < limit:
         end = _solid_end(shape, at).end()
         length = end - at
         if length <= _MAX_SOLID and not (at and shape[at - 1] == 48):  # else it began in the window before
-            check = _BY_LENGTH[length]
-            if check is not None and (span := check(window, base + at, base + end)) is not None:
-                out.append(span)
-                if span[2] == "phone":
-                    window.phone_end = span[1]
-        at = shape.find(_SIX, end)
+            # Most numbers of these lengths need a word in front of them, and have another number there.
+            named = length in _NAMED and shape.rfind(b"0", at - NEAR if at > NEAR else 0, at) >= 0
+            if (
+                not named or base + at - window.phone_end <= NEAR or shape[at - 1] == 65 or shape[end : end + 1] == b"A"
+                or b")" in window.text[base + at - 2 : base + at]
+            ):  # fmt: skip
+                _keep(window, _BY_LENGTH[length](window, base + at, base + end), out)
+        at = shape.find(_EIGHT, end)
+
+
+def _lettered(window: Window, out: Out) -> None:
+    """Six and seven digits behind a capital."""
+    shape, base = window.numbers, window.base
+    at, limit = shape.find(_CAPITAL_SIX, window.start - base), window.end - base
+    while 0 <= at < limit:
+        start = at + 1
+        end = _solid_end(shape, start).end()
+        if end - start < 8:
+            check = _six if end - start == 6 else _seven
+            _keep(window, check(window, base + start, base + end), out)
+        at = shape.find(_CAPITAL_SIX, end)
+
+
+def _keep(window: Window, span: Span | None, out: Out) -> None:
+    if span is not None:
+        out.append(span)
+        if span[2] == "phone":
+            window.phone_end = span[1]
 
 
 def _alone(text: bytes, start: int, end: int) -> bool:
@@ -57,7 +83,7 @@ def _alone(text: bytes, start: int, end: int) -> bool:
     return not (end + 1 < len(text) and text[end] in b".-" and text[end + 1 : end + 2].isalnum() and text[end + 1] < 128)
 
 
-def _lettered(window: Window, start: int, end: int, firsts: bytes) -> int:
+def _behind(window: Window, start: int, firsts: bytes) -> int:
     """Where a number begins that has one of these letters in front, -1 for none."""
     text = window.text
     if start and text[start - 1] in firsts and not after_word(text, start - 1):
@@ -86,9 +112,9 @@ def _seven(window: Window, start: int, end: int) -> Span | None:
     text = window.text
     if end >= len(text) or not _letter(text[end]) or before_word(text, end + 1):
         return None
-    if (begin := _lettered(window, start, end, b"XYZ")) >= 0 and checksums.spanish(text[begin : end + 1]):
+    if (begin := _behind(window, start, b"XYZ")) >= 0 and checksums.spanish(text[begin : end + 1]):
         return begin, end + 1, "id"
-    if (begin := _lettered(window, start, end, b"STFGM")) >= 0:
+    if (begin := _behind(window, start, b"STFGM")) >= 0:
         if checksums.singaporean(text[begin], text[start:end], text[end]):
             return begin, end + 1, "id"
     return None
@@ -142,6 +168,9 @@ def _thirteen(window: Window, start: int, end: int) -> Span | None:
         return None
     if text[start : start + 3] in (b"861",) and phones.chinese_mobile(text[start + 2 : end]):
         return start, end, "phone"
+    key = text[end : end + 3]
+    if key[:1] == b" " and key[1:].isdigit() and checksums.french(text[start:end] + key[1:]):
+        return start, end + 3, "id"
     return _named(window, start, end, text[start:end], ("za", checksums.south_african))
 
 
@@ -184,15 +213,22 @@ def _named(window: Window, start: int, end: int, digits: bytes, *forms: tuple[st
 
 def _announced(window: Window, start: int, end: int, *forms: tuple[str, Callable[[bytes], bool]]) -> Span | None:
     """A number behind its name: one of the identity numbers, or a telephone number."""
-    if not window.may_be_named(start) or not _alone(window.text, start, end):
+    text = window.text
+    if start > 4 and (text[start - 1] == 41 or text[start - 2] == 41) and (span := grouped.read_bracketed(window, start)):
+        return span
+    announced = phones.may_be_announced(window, start)
+    if not (announced or forms and window.may_be_named(start)) or not _alone(text, start, end):
         return None
-    digits = window.text[start:end]
+    digits = text[start:end]
     if forms and (span := _named(window, start, end, digits, *forms)) is not None:
         return span
-    return (start, end, "phone") if phones.is_announced(window, start, digits) else None
+    return (start, end, "phone") if announced and phones.is_announced(window, start, digits) else None
 
 
-_BY_LENGTH: tuple[Check | None, ...] = (
-    None, None, None, None, None, None, _six, _seven, _eight, _nine, _ten, _eleven, _twelve, _thirteen, _card, _fifteen, _card,
-    _seventeen, _eighteen, _card,
+def _none(window: Window, start: int, end: int) -> Span | None:
+    return None
+
+
+_BY_LENGTH: tuple[Check, ...] = (
+    *[_none] * 8, _eight, _nine, _ten, _eleven, _twelve, _thirteen, _card, _fifteen, _card, _seventeen, _eighteen, _card,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from laya.stages.detect.window import Window
+from laya.stages.detect.window import NEAR, Window
 
 # Country calling codes: how many digits a national number has there. The others have between seven and twelve.
 _NATIONAL = {
@@ -35,6 +35,12 @@ _GAP = re.compile(
     r"|dial|the|my|your|his|our|numéro|au|le|mon|por|al|el|número|es|ist|unter|meine|nummer|it|was|please)\b"
     r"|电话|電話|手机|手機|号码|号|是|为|請|请|我|您|联系|拨打|方式|或|本人|客服|热线|座机|传真|人|的)*+"
 )
+# Most numbers that no word announces show it by the last two letters in front of them: these are those of such words.
+_SIGNS = b" \t:=\"'#.,()[]{}<>*|/+-\x00\x01\\"
+_ENDINGS = frozenset(
+    b"el ne le il ax ll pp ms xt al ng ch ct le re on dy ed rs er no nr um me us im em at is to or rk ce sk he my ur au es st"
+    b" in it as se um ile ro".split()
+) | frozenset(bytes([a]) for a in b"lr")
 _LISTED = re.compile(rb" ?(?:[,;/|]|or|and|\xe3\x80\x81|\xe6\x88\x96|\xe5\x92\x8c|\xef\xbc\x8c) ?").fullmatch
 
 
@@ -86,11 +92,19 @@ def national(digits: bytes) -> bool:
     return 9 <= len(digits) <= 12 and digits[:2] != b"00" and len(set(digits)) > 2
 
 
+def may_be_announced(window: Window, start: int) -> bool:
+    """What stands before a number does not rule out that a word announces it."""
+    if 0 <= start - window.phone_end <= NEAR:
+        return True
+    word = window.text[max(0, start - 10) : start].rstrip(_SIGNS)[-2:]
+    return word.lower() in _ENDINGS or word[-1:] >= b"\x80"
+
+
 def is_announced(window: Window, start: int, digits: bytes) -> bool:
     """Digits behind a word such as "phone", or behind another number that was: anything of a telephone number's length that is
-    no mere sequence."""
+    no mere sequence. Ask `may_be_announced` first."""
     if not 7 <= len(digits) <= 12 or len(set(digits)) <= 2 or digits in b"01234567890123456789":
         return False
-    if window.phone_end >= start - 5 and _LISTED(window.text, window.phone_end, start):
+    if 0 <= start - window.phone_end <= NEAR and _LISTED(window.text, window.phone_end, start):
         return True
     return any(word_announces(gap) for _, gap, _ in window.before(start, ("phone",)))

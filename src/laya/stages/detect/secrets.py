@@ -35,6 +35,8 @@ _TOKENS = re.compile(
 _BEGINNINGS = frozenset(
     b"ey /s sk rk pk wh gh gi gl AK AS AB AC xo xa AI ya GO hf np py gs r8 pp nv do sh SK SG dc li se nt AG LT".split()
 )
+_AHEAD = frozenset(b" =:\"'`>\\\x01\xaf\xba\x9a")  # the byte before a value that was given to a name
+_BEARER = (b"r ", b"R ", b"c ", b"C ")  # the ends of `Bearer` and `Basic`
 _CHINESE_IS = (b"\x98\xaf", b"\xb8\xba", b"\xbc\x9a")  # the ends of three characters that mean "is"
 # What stands between a name and its value. A name may go on (`token_value`), but not to a count or a kind of it.
 _ASSIGN = re.compile(
@@ -43,10 +45,9 @@ _ASSIGN = re.compile(
 ).fullmatch
 _AFTER_BEARER = re.compile(rb"[ :=\"'\x00\x01]{1,4}").fullmatch
 _VALUE = re.compile(rb"[^\s\"'`<>(){}\[\],;\\\x00\x01\x80-\xff]{6,512}").match
-_HEX = re.compile(rb"[0-9a-fA-F]+\Z").match
 _SHORT = re.compile(
-    rb"(pass(?:word|wd|phrase|code)?|pwd|\xe5\xaf\x86\xe7\xa0\x81|\xe5\x8f\xa3\xe4\xbb\xa4)(?:[\"'`\x00\x01\\\]]{0,6})[ \t]{0,8}"
-    rb"(?:=>|:=|=|:|\xef\xbc\x9a|\xe6\x98\xaf\xef\xbc\x9a?|\xe4\xb8\xba|is:? )[ \t\\]{0,8}[\"'`\x00\x01\\]{0,6}",
+    rb"(?:pass(?:word|wd|phrase|code)?|pwd|\xe5\xaf\x86\xe7\xa0\x81|\xe5\x8f\xa3\xe4\xbb\xa4)[\"'`\x00\x01\\\]]{0,6}[ \t]{0,8}"
+    rb"(?:=>|:=|=|:|\xef\xbc\x9a|\xe6\x98\xaf(?:\xef\xbc\x9a)?|\xe4\xb8\xba|is:? )[ \t\\]{0,8}[\"'`\x00\x01\\]{0,6}",
     re.I,
 ).match
 _SHORT_WORDS = (b"pass", b"pwd", b"\xe5\xaf\x86\xe7\xa0\x81", b"\xe5\x8f\xa3\xe4\xbb\xa4")
@@ -91,12 +92,14 @@ def _runs(window: Window, out: list[Span]) -> None:
             if _keylike(token[0]):
                 out.append((start, token.end(), "secret"))
                 continue
-        inner = text.find(b"/", start, min(end, start + _SEARCHED))
-        if inner >= 0 and _in_path(text, inner, min(end, start + _SEARCHED), out):
+        searched = end if end - start < _SEARCHED else start + _SEARCHED
+        inner = text.find(b"/", start, searched)
+        if inner >= 0 and _in_path(text, inner, searched, out):
             continue
-        ahead = text[max(0, start - 5) : start]
-        if b"=" in ahead or b":" in ahead or ahead[-1:] == b" " and ahead[-2:-1] in b"rRcCnN" or ahead[-2:] in _CHINESE_IS:
-            _given(window, start, out)
+        if start and text[start - 1] in _AHEAD:
+            ahead = text[max(0, start - 5) : start]
+            if b"=" in ahead or b":" in ahead or ahead[-2:] in _BEARER or ahead.rstrip(b" ")[-2:] in _CHINESE_IS:
+                _given(window, start, out)
 
 
 def _in_path(text: bytes, slash: int, end: int, out: list[Span]) -> bool:

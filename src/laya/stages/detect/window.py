@@ -20,6 +20,7 @@ import ahocorasick
 WINDOW_BYTES = 64 * 1024
 LEFT = 64  # bytes before a window that walking back may need: the longest number with its separators
 RIGHT = 64  # bytes behind it, in which a candidate that begins at its end still shows its shape
+NEAR = 5  # bytes before a number in which another one shows that no word announces this one
 TAIL = 48  # how far before a value its keyword may stand: `"client_secret" => "` with blanks, or 12 CJK characters and a colon
 # Candidates of one window that read their own tail; from then on the whole window is read once (1.5 us against 1.5 ms).
 TAILS_EACH = 64
@@ -36,8 +37,9 @@ def _table(classes: dict[bytes, bytes], other: bytes) -> bytes:
 
 
 DIGITS = b"0123456789"
-LETTERS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_NUMBER_SHAPE = _table({DIGITS: b"0", b" -.()/": b"-"}, b"x")
+CAPITALS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+LETTERS = b"abcdefghijklmnopqrstuvwxyz" + CAPITALS
+_NUMBER_SHAPE = _table({DIGITS: b"0", b" -.()/": b"-", CAPITALS: b"A"}, b"x")
 _TOKEN_SHAPE = _table({DIGITS + LETTERS + b"_-/+": b"a"}, b" ")
 _LOWER = bytes(range(256)).lower()
 _RUN = b"a" * 16  # the shortest key with a prefix that is known, less one
@@ -61,9 +63,9 @@ KEYWORDS = {
     "za": ("south african id", "sa id", "rsa id", "id number"),
     "mynumber": ("my number", "マイナンバー", "個人番号"),
     "secret": (
-        "secret", "token", "api_key", "apikey", "api-key", "api key", "access_key", "accesskey", "access-key", "private_key",
-        "privatekey", "auth", "credential", "密钥", "令牌", "password", "passwd", "passphrase", "pwd", "account_key",
-        "accountkey", "signing_key", "encryption_key", "client_secret", "secret_key", "secretkey",
+        "secret", "token", "api_key", "apikey", "api-key", "api.key", "api key", "access_key", "accesskey", "access-key",
+        "private_key", "privatekey", "auth", "credential", "密钥", "令牌", "password", "passwd", "passphrase", "pwd",
+        "account_key", "accountkey", "signing_key", "encryption_key", "client_secret", "secret_key", "secretkey",
     ),
     "bearer": ("bearer", "basic"),
 }  # fmt: skip
@@ -130,9 +132,9 @@ class Window:
         return found
 
     def may_be_named(self, at: int) -> bool:
-        """A word may announce the number at `at`: no other number stands right before it, but of a list of such numbers."""
+        """A name may stand before the number at `at`: no other number stands right there."""
         place = at - self.base
-        return self.numbers.rfind(b"0", max(0, place - 6), place) < 0 or self.phone_end >= at - 5
+        return self.numbers.rfind(b"0", place - NEAR if place > NEAR else 0, place) < 0
 
     def before(self, at: int, tags: tuple[str, ...]) -> Iterator[tuple[str, bytes, int]]:
         """Keywords of these tags that end at most `TAIL` bytes before `at`, nearest first: (tag, the text between in lower
