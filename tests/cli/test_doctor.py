@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -193,3 +194,11 @@ def test_an_answer_of_the_engine_that_fails_is_a_finding(router):
 
     finding = doctor_server._answer(Running("127.0.0.1", router.port, None), "no-such-engine")
     assert finding.state == "fail" and finding.text.startswith("400")
+
+
+def test_keys_that_are_known_by_their_hash_do_not_keep_the_proof_from_running(place, upstream, capsys):
+    config = router_config()
+    config["backends"]["b"]["url"] = upstream.url
+    config["auth"] = {"keys": [{"name": "k", "sha256": hashlib.sha256(b"unknown here").hexdigest()}]}
+    found = examined(capsys, config, place, code=0)
+    assert found["models"]["state"] == "ok" and found["stop"]["state"] == "ok"

@@ -116,7 +116,10 @@ def _is_ours(config: Config) -> bool:
 def generation(config: Config) -> Iterator[Finding]:
     """Start, load, answer, stop, each a finding; or an answer of the Laya that runs already."""
     if config.server.port and _is_ours(config):
-        yield from _answers(server.of_config(config), config)
+        try:
+            yield from _answers(server.of_config(config), config)
+        except CommandFailed as failed:
+            yield Finding("generation", FAIL, str(failed), "see its log")
         return
     role = "serve" if config.engines_by_name() else "router"
     with tempfile.TemporaryFile() as log:
@@ -144,6 +147,7 @@ def _start(config: Config, role: str, log) -> subprocess.Popen:
     overrides = {
         "LAYA_SERVER__HOST": "127.0.0.1", "LAYA_SERVER__PORT": "0", "LAYA_SERVER__UNIX_SOCKET": "null",
         "LAYA_SERVER__LOG_LEVEL": "info", "LAYA_ROUTER__MODE": "memory",
+        "LAYA_AUTH__KEYS": "[]", "LAYA_AUTH__KEYS_FILE": "null",
     }  # fmt: skip
     command = [sys.executable] if hasattr(sys, "_MEIPASS") else [sys.executable, "-m", "laya"]
     command += [role, *(["--config", config.source] if config.source else [])]
@@ -219,6 +223,9 @@ def _answer(running: server.Running, engine: str) -> Finding:
         raise running.unreachable(exc) from None
     finally:
         connection.close()
+    if response.status == 401 and running.key is None:
+        text = "it runs and wants a key; the configuration has none in clear to ask it with"
+        return Finding(f"answer {engine}", WARN, text, "laya bench -n 1 --key KEY asks it with yours")
     if response.status != 200:
         why = told.get("error", {}).get("message", "")
         return Finding(f"answer {engine}", FAIL, f"{response.status}: {why}", "see its log")

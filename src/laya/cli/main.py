@@ -60,7 +60,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"laya {__version__}")
     parser.add_argument("--config", metavar="FILE", default=None, help="configuration file (default: ./laya.yaml if it exists)")
-    commands = parser.add_subparsers(dest="command", metavar="command")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="command")
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text[:1].upper() + text[1:] + ".")
         command.add_argument(

@@ -23,6 +23,7 @@ _NVIDIA = "/dev/nvidiactl"  # there wherever the driver is
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print every part in bytes")
+    parser.add_argument("--systemd", action="store_true", help="print the memory lines of a systemd unit for this plan")
     parser.add_argument(
         "--gpu-memory", metavar="SIZE", type=_size, help="plan for an empty GPU of this size, as 12GiB; 0 plans for the CPU"
     )
@@ -38,6 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
     machine = _machine(arguments.gpu_memory, arguments.host_memory)
     made = plan_engines(config, machine)
     fits = all(engine.plan.fits for engine in made)
+    if arguments.systemd and fits:
+        from laya.cli.memory_max import unit_lines
+
+        print("\n".join(unit_lines(config, machine, made)))
+        return exits.OK
     print(json.dumps(_report(machine, made, fits), indent=2) if arguments.json else _text(machine, made, fits))
     return exits.OK if fits else exits.FAILED
 

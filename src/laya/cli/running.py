@@ -74,8 +74,8 @@ def find(arguments: argparse.Namespace) -> Running:
 def of_config(config: Config, key: str | None = None) -> Running:
     server = config.server
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(server.host, server.host)
-    if key is None and config.auth.keys:
-        key = config.auth.keys[0].key
+    if key is None:  # those that are known by their hash only cannot be sent
+        key = next((known.key for known in config.auth.keys if known.key is not None), None)
     context = None
     if server.tls.certificate:  # our own server: known by its certificate, whatever name stands in it
         context = ssl.create_default_context()

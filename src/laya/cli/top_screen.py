@@ -22,7 +22,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 GOOD, WARN, BAD = "green", "yellow", "red"
 STATES = {
     "ready": GOOD, "up": GOOD, "running": GOOD, "closed": GOOD, "failed": BAD, "down": BAD, "open": BAD, "loading": WARN,
-    "warming": WARN, "waking": WARN, "starting": WARN, "draining": WARN, "half-open": WARN,
+    "warming": WARN, "waking": WARN, "starting": WARN, "yielding": WARN, "paused": BAD, "draining": WARN, "half-open": WARN,
 }  # fmt: skip
 
 
@@ -111,7 +111,8 @@ def _backends(backends: dict[str, Any]) -> Table:
     table = _table("backend", "state", "breaker", "in flight")
     for name, backend in backends.items():
         down = backend["healthy"] is False or backend["breaker"] == "open"
-        state = backend.get("state") or ("down" if down else "not probed" if backend["healthy"] is None else "up")
+        probed = "down" if down else "not probed" if backend["healthy"] is None else "up"
+        state = backend.get("process", {}).get("state", probed)  # a command that is started on demand has states of its own
         table.add_row(Text(name), _state(state), _state(backend["breaker"]), str(backend["inflight"]))
     return table
 

@@ -11,7 +11,7 @@ function panel(id, input, draw) {
 }
 
 const STATE_CLASS = { ready: "good", up: "good", running: "good", closed: "good", calm: "good", asleep: "", stopped: "", loading: "warn",
-  warming: "warn", waking: "warn", starting: "warn", unloading: "warn", draining: "warn", stopping: "warn", "half-open": "warn", soft: "warn",
+  warming: "warn", waking: "warn", starting: "warn", yielding: "warn", paused: "bad", unloading: "warn", draining: "warn", stopping: "warn", "half-open": "warn", soft: "warn",
   failed: "bad", down: "bad", open: "bad", hard: "bad" };
 
 const state = (word) => el("span", { class: `state ${STATE_CLASS[word] ?? ""}` }, word);
@@ -84,18 +84,20 @@ function enginePanel([name, figures, status]) {
 }
 
 function backendState(backend) {
-  if (backend.state) return backend.state;
+  if (backend.process) return backend.process.state;  // a command that is started on demand
   if (backend.healthy === false || backend.breaker === "open") return "down";
   return backend.healthy === null ? "not probed" : "up";
 }
 
 function backendTable(backends) {
-  const known = new Set(["healthy", "breaker", "inflight", "state", "asked_for_rest_s", "output", "tail"]);
   const rows = Object.entries(backends).map(([name, backend]) => {
-    const more = Object.entries(backend).filter(([key, value]) => !known.has(key) && (typeof value === "number" || typeof value === "string"));
-    const told = more.map(([key, value]) => `${key.replaceAll("_", " ")} ${value}`);
-    if (backend.asked_for_rest_s) told.unshift(`rests ${backend.asked_for_rest_s} s`);
-    return [[name, "strong", name], state(backendState(backend)), state(backend.breaker), String(backend.inflight), [told.join(", "), "quiet", told.join(", ")]];
+    const process = backend.process || {}, told = [];
+    if (backend.asked_for_rest_s) told.push(`rests ${backend.asked_for_rest_s} s`);
+    if (process.waiting) told.push(`${process.waiting} waiting`);
+    if (process.next_try_s !== undefined) told.push(`next try in ${process.next_try_s} s`);
+    if (process.starts > 1) told.push(`started ${process.starts} times`);
+    const tip = [...told, ...(process.output || []).slice(-5)].join("\n");  // the command's last lines
+    return [[name, "strong", name], state(backendState(backend)), state(backend.breaker), String(backend.inflight), [told.join(", "), "quiet", tip || null]];
   });
   return table([["Name"], ["State"], ["Breaker"], ["In flight", "n"], ["", "wide-only"]], rows);
 }
