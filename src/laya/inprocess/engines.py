@@ -96,6 +96,8 @@ def _engine(engine: EnginePlan, device: str, post, on_failed, log: Log) -> Engin
     on_demand = settings.load == "on_demand" or settings.idle_unload_s is not None
     card = card_before_loading(engine, device)
     work = _loader(engine, device, card.id)
+    if on_demand:  # read now, before anything is served, and kept while the model sleeps: it is small beside the weights
+        work = partial(work, tokenizer=_tokenizer(engine))
     bounds = _bounds(engine)
 
     def make(on_state: Callable[[EngineBackend, str], None]) -> EngineBackend:
@@ -147,6 +149,12 @@ def _loader(engine: EnginePlan, device: str, model_id: str) -> Callable[..., Any
         threads=settings.threads or max(1, (os.cpu_count() or 2) - 1), swap_bytes=0 if device == "cpu" else settings.swap_space,
         prefill_chunk_tokens=settings.prefill_chunk_tokens, **sizes,
     )  # fmt: skip
+
+
+def _tokenizer(engine: EnginePlan) -> Any:
+    from laya.model.load import read_tokenizer
+
+    return read_tokenizer(engine.path)
 
 
 def _bounds(engine: EnginePlan) -> EngineSettings:

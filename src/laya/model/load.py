@@ -36,19 +36,20 @@ def load(
     path: str, *, device: str = "auto", dtype: str | None = None, max_seq_len: int | None = None, num_blocks: int,
     block_size: int = 16, threads: int | None = None, swap_bytes: int = 0, max_num_seqs: int = 1,
     prefill_chunk_tokens: int = 512, model_id: str | None = None, progress: Callable[[int, int], None] | None = None,
+    tokenizer: ModelTokenizer | None = None,
 ) -> tuple[TorchRunner, ModelTokenizer, ModelCard]:  # fmt: skip
     """`dtype`: auto (None) keeps quantised weights quantised; float32 is the exact mode; bfloat16 dequantises.
 
     `num_blocks` KV blocks of `block_size` tokens are allocated; `max_seq_len` is clamped to the model's window and to the
-    pool. `progress` hears (layers read, layers in all) after each. Raises StartError (UnsupportedModel, BrokenModel,
-    ConfigError, DependencyError) before any weight is read.
+    pool. `progress` hears (layers read, layers in all) after each. A `tokenizer` that was read before is taken as it is. Raises
+    StartError (UnsupportedModel, BrokenModel, ConfigError, DependencyError) before any weight is read.
     """
     began = time.monotonic()
     checkpoint = open_checkpoint(path)
     place = pick_device(device)
     resolved = resolve_dtype(checkpoint, place.type, dtype)
     _check_cuda(place, resolved)
-    tokenizer = build_tokenizer(checkpoint.tokenizer)
+    tokenizer = tokenizer or build_tokenizer(checkpoint.tokenizer)
     window = usable_window(checkpoint, max_seq_len, num_blocks * block_size)
     if threads is not None:
         torch.set_num_threads(threads)
@@ -75,6 +76,11 @@ def load(
         created=int(os.stat(path).st_mtime), details=details,
     )  # fmt: skip
     return runner, tokenizer, card
+
+
+def read_tokenizer(path: str) -> ModelTokenizer:
+    """A model's tokenizer alone. A large vocabulary holds the interpreter for half a second, and every answer with it."""
+    return build_tokenizer(open_checkpoint(path).tokenizer)
 
 
 def pick_device(device: str) -> torch.device:

@@ -42,6 +42,7 @@ _STALE_KEYS = 4
 def load(
     path: str, *, dtype: str | None = None, max_seq_len: int | None = None, num_blocks: int, max_num_seqs: int = 1,
     enforce_eager: bool = False, model_id: str | None = None, progress: Callable[[int, int], None] | None = None,
+    tokenizer: ModelTokenizer | None = None,
 ) -> tuple[NanoRunner, ModelTokenizer, ModelCard]:  # fmt: skip
     """Blocks are of 256 tokens; `dtype` auto (None) is what the folder says. The caller knows that the model is one for the
     package (`nano_fit`). Raises DependencyError without it, ConfigError for a second engine of it.
@@ -49,7 +50,7 @@ def load(
     began = time.monotonic()
     package = Package()
     checkpoint = open_checkpoint(path)
-    tokenizer = build_tokenizer(checkpoint.tokenizer)
+    tokenizer = tokenizer or build_tokenizer(checkpoint.tokenizer)
     window = usable_window(checkpoint, max_seq_len, num_blocks * BLOCK_TOKENS)
     spec = checkpoint.spec
     engine = package.open(
