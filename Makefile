@@ -81,7 +81,7 @@ $(VENV)/.installed: $(PACKAGING) | $(PY)
 	@touch $@
 
 $(VENV)/.installed-dev: $(PACKAGING) | $(PY)
-	$(PIP_INSTALL) --editable '.[engine,dev]'
+	$(PIP_INSTALL) --editable '.[engine,shared,dev]'
 # The tests drive nano-vllm on the CPU; its triton and CUDA parts are replaced there, so they are not brought. Pure Python.
 	$(PIP_INSTALL) --no-deps --ignore-requires-python nano-vllm-fork
 	@touch $@ $(VENV)/.installed

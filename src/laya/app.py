@@ -26,8 +26,9 @@ from laya.gateway.figures import routing_components, routing_counters, routing_g
 from laya.gateway.front import Gateway
 from laya.gateway.pages import Pages
 from laya.gateway.reload import Reloader
+from laya.gateway.shared_limits import SharedLimits
+from laya.gateway.shared_store import open_responses
 from laya.gateway.staging import Stages
-from laya.gateway.store import ResponseStore
 from laya.log import Log, forward_logging
 from laya.net.backends import make_backends
 from laya.net.clock import Clock
@@ -36,6 +37,7 @@ from laya.net.server import Server
 from laya.net.watchers import Watchers
 from laya.net.worker import Worker
 from laya.routing.sessions.journal import open_journal
+from laya.routing.sessions.redis_link import open_redis
 from laya.routing.sessions.store import open_sessions
 from laya.routing.table import RouteTable
 from laya.telemetry import Exposition, Telemetry, resident_bytes
@@ -94,11 +96,10 @@ async def _serve(config: Config, role: str, log: Log, read: Callable[[], Config]
         return Access(of.auth, config.server.cors_origins, loopback=loopback, relayed=role == "engine")
 
     journal = open_journal(config, loop.call_soon_threadsafe)
-    if config.router.mode == "shared":
-        log.event("warning", "table_not_shared", text="router.mode shared keeps the table in this process for now")
-    sessions = open_sessions(config.router, journal, loop.call_later)
+    link = open_redis(config.router, loop.call_soon_threadsafe)
+    sessions = open_sessions(config.router, journal, loop.call_later, link)
     clock.add(sessions)
-    store = ResponseStore(max_bytes=config.router.responses.max_bytes, ttl_s=config.router.responses.ttl_s, journal=journal)
+    store = open_responses(config.router, journal, link, loop.call_later)
     history = History(telemetry, engines, backends, clock.now)
     clock.add(history)
     gateway = server.gateway = Gateway(
@@ -115,6 +116,11 @@ async def _serve(config: Config, role: str, log: Log, read: Callable[[], Config]
             ),
         ),
     )  # fmt: skip
+
+    if link is not None:
+        limits = SharedLimits(link)
+        gateway.staging.metering.count_with(limits)
+        clock.add(limits)
 
     def limit() -> Memory:
         from laya.inprocess.commands import command_limit  # most configurations have no command
@@ -178,6 +184,8 @@ async def _serve(config: Config, role: str, log: Log, read: Callable[[], Config]
     worker.stop()
     if journal is not None:
         await loop.run_in_executor(None, journal.stop, 5.0)
+    if link is not None:
+        await loop.run_in_executor(None, link.stop, 5.0)
     clock.stop()
     if failures:
         if not all(ended):

@@ -58,6 +58,10 @@ class Metering:
         self._limits = limits or MemoryLimits()
         self._running: dict[str, int] = {}
 
+    def count_with(self, limits: Limits) -> None:
+        """Limits that are kept elsewhere too. Before the first request."""
+        self._limits = limits
+
     def admit(self, key: KeyConfig, size: int) -> Ticket:
         """A request whose body has `size` bytes. Raises RateLimited."""
         running = self._running.get(key.name, 0)

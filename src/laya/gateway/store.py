@@ -60,10 +60,7 @@ class ResponseStore:
         self._entries[scope, id] = (value, now)
         self.bytes += len(value) + ENTRY_BYTES
         self._shrink(now)
-        if self._journal is not None:
-            self._journal.write(("response", scope, id), _PUT, (scope, id, value, now), size=len(value))
-            self._journal.write("expire", _EXPIRE, (now - self._ttl_s,))
-            self._journal.write("shrink", _SHRINK, (self._max_bytes,))
+        self._put_behind(id, scope, value, now)
 
     def get(self, id: str, scope: str, done: Callable[[bytes | None], Any]) -> None:
         entry = self._entries.get((scope, id))
@@ -78,6 +75,12 @@ class ResponseStore:
         journal = self._journal
         if journal is None or not journal.write(("response", scope, id), _DELETE, (scope, id), lambda n: done(had or bool(n))):
             done(had)
+
+    def _put_behind(self, id: str, scope: str, value: bytes, now: float) -> None:
+        if self._journal is not None:
+            self._journal.write(("response", scope, id), _PUT, (scope, id, value, now), size=len(value))
+            self._journal.write("expire", _EXPIRE, (now - self._ttl_s,))
+            self._journal.write("shrink", _SHRINK, (self._max_bytes,))
 
     def _fresh(self, rows: list[tuple] | None) -> bytes | None:
         if not rows or self._wall() - rows[0][1] >= self._ttl_s:

@@ -15,6 +15,9 @@ from laya.config import RouterConfig
 from laya.routing.sessions.database import PUT_SESSION
 from laya.routing.sessions.hot import HotTable
 from laya.routing.sessions.journal import Journal
+from laya.routing.sessions.once import Once
+from laya.routing.sessions.redis_link import RedisLink
+from laya.routing.sessions.shared import SharedSessions
 
 # Last-use times are written this often, so many at a time: they only decide what the disk forgets first.
 TOUCH_EVERY_S = 10.0
@@ -115,7 +118,7 @@ class DiskSessions:
         return self._cold or self._hot.evictions > 0
 
     def fetch(self, key: bytes, done: Callable[[str | None, bool], None]) -> None:
-        waiting = _Once(self, done)
+        waiting = Once(self, done)
 
         def found(rows: list[tuple] | None) -> None:
             target = self._hot.get(key) or (rows[0][0] if rows else None)  # assigned meanwhile, or as the disk has it
@@ -142,7 +145,7 @@ class DiskSessions:
             self._journal.write(key, PUT_SESSION, params)
             self.settled(False)
             return True
-        waiting = _Once(self, lambda *_: done())
+        waiting = Once(self, lambda *_: done())
         if not self._journal.write(key, PUT_SESSION, params, lambda rows: waiting.settle(None, rows is not None)):
             self.late += 1
             self._behind = True
@@ -182,29 +185,12 @@ class DiskSessions:
         self._cold = rows is None or rows[0][0] > 0
 
 
-class _Once:
-    """The first of an answer and the bound decides; the other finds it settled."""
-
-    __slots__ = ("store", "done", "timer", "over")
-
-    def __init__(self, store: DiskSessions, done: Callable[[str | None, bool], None]) -> None:
-        self.store = store
-        self.done = done
-        self.timer: Any = None
-        self.over = False
-
-    def settle(self, target: str | None, in_time: bool) -> None:
-        if self.over:
-            return
-        self.over = True
-        if self.timer is not None:
-            self.timer.cancel()
-        self.store.settled(in_time)
-        self.done(target, in_time)
-
-
-def open_sessions(settings: RouterConfig, journal: Journal | None, later: Later) -> SessionStore:
-    """The store of the configured mode; `journal` is what `open_journal` gave."""
+def open_sessions(
+    settings: RouterConfig, journal: Journal | None, later: Later, link: RedisLink | None = None
+) -> SessionStore:
+    """The store of the configured mode; `journal` and `link` are what `open_journal` and `open_redis` gave."""
+    if link is not None:
+        return SharedSessions(settings.cache_size, link, timeout_s=settings.timeout_ms / 1000, later=later)
     if journal is None:
         return MemorySessions(settings.cache_size)
     return DiskSessions(
