@@ -175,3 +175,64 @@ def test_a_client_that_leaves_frees_its_sequence(served):
             pass
     assert served.wait_for(lambda: served.metric("laya_sequences_running") == 0, 5)
     assert served.metric("laya_requests_total", api="responses", outcome="client_closed") >= 1
+
+
+HELLO = [{"role": "user", "content": "hi"}]
+BIG = {"x": 10**40}
+
+
+@pytest.mark.parametrize(
+    ("path", "members", "param"),
+    [
+        ("responses", {"input": "hi", "text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format"),
+        ("responses", {"input": "hi", "background": True}, "background"), ("responses", {"input": "hi", "conversation": "c"}, "conversation"),
+        ("responses", {"input": "hi", "prompt": {"id": "p"}}, "prompt"), ("chat/completions", {}, "messages"),
+        ("messages", {"messages": HELLO, "max_tokens": 5, "output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ("messages", {"messages": HELLO, "max_tokens": 5, "stop_sequences": [""]}, "stop_sequences"),
+        ("messages", {"messages": HELLO}, "max_tokens"), ("messages/count_tokens", {}, "messages"),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "odd"}]}], "max_tokens": 5}, "messages"),
+        ("messages", {"messages": [{"role": "user"}], "max_tokens": 5}, "messages[0].content"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_member_as_the_api_calls_it(served, path, members, param):
+    """(cases 20-23)"""
+    status, raw, _ = served.call("POST", f"/v1/{path}", {"model": "smol", **members})
+    error = json.loads(raw)["error"]
+    assert status == 400
+    if path.startswith("messages"):
+        assert error["message"].startswith(f"{param.replace('[', '.').replace(']', '')}: "), error
+    else:
+        assert error["param"] == param, error
+        assert error["code"] == ("unsupported_parameter" if param in ("background", "conversation", "prompt") else None)
+
+
+def test_what_is_absent_or_off_is_no_reason_to_refuse(gpt):
+    body = {"background": False, "conversation": None, "prompt": None, "truncation": "auto", "service_tier": "flex", "include": ["x"]}
+    assert gpt.responses.create(model="smol", input="hi", max_output_tokens=3, extra_body=body).status == "incomplete"
+
+
+def test_numbers_of_any_size_pass_through_every_api(served):
+    """(case 31) In schemas, in calls of the history, in a state and in the legend that is echoed."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "default": BIG}
+    function = {"type": "function", "function": {"name": "add", "parameters": schema}}
+    asked = {
+        "chat/completions": {"messages": HELLO, "tools": [function], "max_tokens": 3},
+        "responses": {"input": "hi", "tools": [{"type": "function", "name": "add", "parameters": schema}], "max_output_tokens": 3},
+        "messages": {"max_tokens": 3, "tools": [{"name": "add", "input_schema": schema}], "messages": [
+            *HELLO, {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "add", "input": BIG}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "x"}]},
+        ]},
+        "systemone": {"state": BIG, "questions": {"q": {"type": "score", "criteria": [BIG, "high"]}}},
+    }  # fmt: skip
+    for path, body in asked.items():
+        status, raw, _ = served.call("POST", f"/v1/{path}", {"model": "smol", **body})
+        assert status == 200, (path, raw)
+    assert json.loads(raw)["answers"]["q"]["legend"]["0"] == BIG
+
+
+def test_a_slash_too_many_and_paths_beside_the_apis(served):
+    """(case 9)"""
+    assert served.call("POST", "/v1/responses/", {"model": "smol", "input": "hi", "max_output_tokens": 1})[0] == 200
+    assert served.call("POST", "/v1/messages/", {"model": "smol", "messages": HELLO, "max_tokens": 1})[0] == 200
+    status, raw, _ = served.call("POST", "/v1/messages/batches", {})
+    assert status == 404 and json.loads(raw)["type"] == "error" and json.loads(raw)["error"]["type"] == "not_found_error"

@@ -25,5 +25,5 @@ def error_status(path: bytes, error: LayaError) -> int:
 
 
 def error_bytes(path: bytes, error: LayaError) -> bytes:
-    form = FORMS.get(path)
+    form = FORMS.get(path) or (anthropic_errors.error_body if path.startswith(b"/v1/messages/") else None)
     return encode_json(error.body() if form is None else form(error))

@@ -6,6 +6,7 @@ thread only; the engine's own thread never calls here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -231,24 +232,32 @@ class Part:
             self.handle.cancel()
         self.closed = True
 
+    def _tell(self, step: Callable[..., None], *arguments: Any) -> None:
+        """A mistake of ours ends the exchange, and never leaves its client waiting."""
+        try:
+            step(*arguments)
+        except Exception as fault:
+            self.exchange.on_fault(fault)
+
     def on_queued(self, event: Queued) -> None:
         if not self.closed:
-            self.exchange.on_queued(event)
+            self._tell(self.exchange.on_queued, event)
 
     def on_started(self, event: Started) -> None:
         if not self.closed:
-            self.exchange.on_started(event, self.first)
+            self._tell(self.exchange.on_started, event, self.first)
 
     def on_delta(self, event: Delta) -> None:
         if not self.closed:
-            self.exchange.on_delta(msgspec.structs.replace(event, index=event.index + self.first) if self.first else event)
+            event = msgspec.structs.replace(event, index=event.index + self.first) if self.first else event
+            self._tell(self.exchange.on_delta, event)
 
     def on_finished(self, event: Finished) -> None:
         if not self.closed:
             self.closed = True
-            self.exchange.on_finished(event)
+            self._tell(self.exchange.on_finished, event)
 
     def on_failed(self, error: LayaError) -> None:
         if not self.closed:
             self.closed = True
-            self.exchange.on_failed(error)
+            self._tell(self.exchange.on_failed, error)

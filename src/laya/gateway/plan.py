@@ -90,7 +90,7 @@ class HeadPlan:
                         raise UpgradeRequired("This path has no websocket; send a POST.")
                     raise MethodNotAllowed("This path answers POST.")
                 return
-            if path.startswith(STORED_PREFIX):
+            if path.startswith(STORED_PREFIX) and path != STORED_PREFIX:
                 self.path = path
                 check_method(path, method)
                 return

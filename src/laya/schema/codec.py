@@ -8,10 +8,11 @@ import msgspec
 import orjson
 
 encode_json = orjson.dumps
-"""Plain values to JSON: twice as fast as msgspec on the small dicts of frames and errors."""
+"""Plain values of ours to JSON: twice as fast as msgspec on the small dicts of frames and errors. Not for what a client or a
+backend sent: it refuses integers beyond 64 bits."""
 
 encode_members = msgspec.json.Encoder().encode
-"""Members with raw values (`decode_members`) to JSON."""
+"""Members with raw values (`decode_members`) and any other values that were read from JSON, back to JSON."""
 
 
 def decode_members(body: bytes) -> dict[str, msgspec.Raw]:

@@ -15,7 +15,7 @@ from laya.errors import BadUpstream, ContextLengthExceeded, LayaError, by_status
 from laya.gateway.api.answer import Ending, Usage
 from laya.gateway.api.pieces import CallArguments, CallEnd, CallStart, Piece, ReasoningPiece, TextPiece
 from laya.gateway.api.sampling import new_id
-from laya.schema.codec import encode_json
+from laya.schema.codec import encode_members
 from laya.wire.sse import EventStream
 
 # How servers say that a prompt does not fit; OpenAI's code is asked for first.
@@ -179,7 +179,7 @@ class ChatAnswer:
             pieces.append(CallStart(index, call_id, function.name))
         arguments = function.arguments
         if isinstance(arguments, dict):
-            arguments = encode_json(arguments).decode()
+            arguments = encode_members(arguments).decode()
         if arguments:
             pieces.append(CallArguments(index, arguments))
 

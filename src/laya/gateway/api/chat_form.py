@@ -26,12 +26,12 @@ CUSTOM_PARAMETERS = {
 
 
 class ChatForm(msgspec.Struct, kw_only=True):
-    """`body` lacks model and stream. `prompt_member` is what the API calls its messages, for errors about them. `thinks` false:
-    the client wants no thoughts, which chat has no common word for; an engine's chat template is told."""
+    """`body` lacks model and stream. `members`: chat's words for members and the API's own, for errors about them. `thinks`
+    false: the client wants no thoughts, which chat has no common word for; an engine's chat template is told."""
 
     body: dict[str, Any]
     names: ToolNames
-    prompt_member: str
+    members: dict[str, str]
     thinks: bool = True
 
     def encode(self, model: str, stream: bool, *, capped: bool = True) -> bytes:
@@ -60,9 +60,12 @@ class ChatForm(msgspec.Struct, kw_only=True):
         return {"chat_template_kwargs": {"enable_thinking": False, **(given or {})}}
 
     def own_words(self, error: InvalidRequest) -> InvalidRequest:
-        """An error about chat's messages, as one about the member that they were made from."""
-        if error.param is not None and error.param.startswith("messages"):
-            error.param = self.prompt_member
+        """An error about a member of chat, as one about the member that it was made from. What stands where inside is another
+        matter: places in the messages are not places in the input."""
+        for chats, own in self.members.items():
+            if error.param is not None and error.param.startswith(chats):
+                error.param = own
+                break
         return error
 
 

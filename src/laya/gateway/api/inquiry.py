@@ -16,7 +16,7 @@ import math
 from itertools import accumulate
 from typing import Any
 
-from laya.schema.codec import encode_json
+from laya.schema.codec import encode_members
 from laya.schema.generation import ChatPrompt, GenerationRequest, ModelCard, SamplingParams
 from laya.schema.systemone import MAX_OPTIONS, Choice, Noul, Question, Text
 
@@ -119,7 +119,7 @@ def most_listed(details: dict[str, Any]) -> int:
 
 
 def text_of(text: Text) -> str:
-    return text if isinstance(text, str) else encode_json(text).decode()
+    return text if isinstance(text, str) else encode_members(text).decode()
 
 
 def names_of(question: Question) -> tuple[str, ...]:

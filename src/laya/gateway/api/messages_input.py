@@ -18,6 +18,8 @@ from laya.schema.codec import encode_members
 
 BILLING_LINE = "x-anthropic-billing-header:"
 MAX_MESSAGES = 20_000  # far beyond any window; bounds the work on one request
+# Chat's members and what they are made from.
+_MEMBERS = {"messages": "messages", "stop": "stop_sequences", "response_format": "output_config.format"}
 # Members that mean the same in chat.
 _SAME = ("temperature", "top_p", "top_k", "seed", "cache_salt", "chat_template_kwargs")
 
@@ -34,6 +36,8 @@ def chat_form_of(request: PromptParams) -> ChatForm:
     for i, message in enumerate(request.messages):
         _add_message(turns, message, f"messages[{i}]", referenced)
     body: dict[str, Any] = {"messages": turns.messages()}
+    if not body["messages"]:
+        raise InvalidRequest("there is nothing in them that a model could read", param="messages")
     names = ToolNames()
     _add_tools(body, names, request, referenced)
     form = (request.output_config.format if request.output_config is not None else None) or request.output_format
@@ -49,7 +53,7 @@ def chat_form_of(request: PromptParams) -> ChatForm:
         if value is not None:
             body[member] = value
     thinks = request.thinking is not None and request.thinking.type != "disabled"  # absent means disabled in this API
-    return ChatForm(body=body, names=names, prompt_member="messages", thinks=thinks)
+    return ChatForm(body=body, names=names, members=_MEMBERS, thinks=thinks)
 
 
 def _system_text(system: str | Blocks | None) -> str:

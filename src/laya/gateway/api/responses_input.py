@@ -18,7 +18,14 @@ from laya.schema.responses import PASSED_ON, ResponsesRequest
 Item = dict[str, Any]
 MAX_ITEMS = 20_000  # far beyond any window; bounds the work on one request
 
-_UNSUPPORTED = ("background", "conversation", "prompt")
+# Members that would need what is not here, and what to do instead.
+_UNSUPPORTED = {
+    "background": "stream the answer, or wait for it",
+    "conversation": "use `previous_response_id`",
+    "prompt": "send its text as `instructions` and `input`",
+}
+# Chat's members and what they are made from.
+_MEMBERS = {"messages": "input", "response_format": "text.format", "max_tokens": "max_output_tokens"}
 
 
 def items_of(request: ResponsesRequest) -> list[Item]:
@@ -37,9 +44,10 @@ def items_of(request: ResponsesRequest) -> list[Item]:
 
 def chat_form_of(request: ResponsesRequest, own: list[Item], earlier: list[Item]) -> ChatForm:
     """`own` are the request's items, `earlier` those before them. Raises InvalidRequest naming the member at fault."""
-    for member in _UNSUPPORTED:
+    for member, instead in _UNSUPPORTED.items():
         if getattr(request, member):
-            raise InvalidRequest(f"`{member}` is not supported here.", param=member)
+            told = f"Unsupported parameter: `{member}` is not supported here; {instead}."
+            raise InvalidRequest(told, param=member, code="unsupported_parameter")
     turns = Turns()
     turns.system(request.instructions or "")
     tools = list(request.tools or ())
@@ -64,7 +72,7 @@ def chat_form_of(request: ResponsesRequest, own: list[Item], earlier: list[Item]
     if request.text is not None and request.text.format is not None:
         _add_format(body, request.text.format)
     thinks = request.reasoning is None or request.reasoning.effort not in ("none", "minimal")
-    return ChatForm(body=body, names=names, prompt_member="input", thinks=thinks)
+    return ChatForm(body=body, names=names, members=_MEMBERS, thinks=thinks)
 
 
 def _add_format(body: dict[str, Any], form: dict[str, Any]) -> None:
@@ -96,7 +104,8 @@ def _add(turns: Turns, item: Item, where: str, tools: list[dict[str, Any]]) -> N
     elif kind in ("function_call_output", "custom_tool_call_output"):
         turns.result(_text(item, "call_id", where), _parts(item.get("output"), f"{where}.output"))
     elif kind == "additional_tools":
-        tools.extend(tool for tool in item.get("tools") or () if isinstance(tool, dict))
+        given = item.get("tools")
+        tools.extend(tool for tool in (given if isinstance(given, list) else ()) if isinstance(tool, dict))
 
 
 def _add_message(turns: Turns, item: Item, where: str) -> None:

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from laya.errors import InvalidRequest
-from laya.schema.codec import encode_json
+from laya.schema.codec import encode_members
 from laya.schema.openai import ResponseFormat, Sampling
 
 Grammar = tuple[str, str]
@@ -37,7 +37,7 @@ def grammar_of(request: Sampling, response_format: ResponseFormat | None = None)
     if len(given) != 1:
         raise InvalidRequest("Give one of json, regex, choice, grammar and json_object.", param="structured_outputs")
     if asked.json:
-        return "json_schema", asked.json if isinstance(asked.json, str) else encode_json(asked.json).decode()
+        return "json_schema", asked.json if isinstance(asked.json, str) else encode_members(asked.json).decode()
     if asked.choice:
         return "regex", "|".join(re.escape(option) for option in asked.choice)
     if asked.json_object:
@@ -53,7 +53,7 @@ def _of_format(form: ResponseFormat) -> Grammar:
     schema = (form.json_schema or {}).get("schema")
     if not isinstance(schema, dict):
         raise InvalidRequest("A schema must be given as an object.", param="response_format.json_schema.schema")
-    return "json_schema", encode_json(schema).decode()
+    return "json_schema", encode_members(schema).decode()
 
 
 def forced_calls(tools: list[dict[str, Any]], style: str, several: bool) -> Grammar:
@@ -69,7 +69,7 @@ def forced_calls(tools: list[dict[str, Any]], style: str, several: bool) -> Gram
         head = f'{{"name": {json.dumps(tool["name"], ensure_ascii=False)}, "{key}": '
         rules.append(f"body_{i}: {_text(head)} arguments_{i} {_text('}')}")
         schema = tool.get("parameters") or {"type": "object"}
-        rules.append(f"arguments_{i}: %json {encode_json({**schema, **_JSON_FORM}).decode()}")
+        rules.append(f"arguments_{i}: %json {encode_members({**schema, **_JSON_FORM}).decode()}")
     return "tool_calls", "\n".join(rules)
 
 

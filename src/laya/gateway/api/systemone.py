@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from laya.errors import LayaError
 from laya.gateway.api.inquiry import Inquiry, names_of, text_of
-from laya.schema.codec import encode_json
+from laya.schema.codec import encode_members
 from laya.schema.generation import Delta, Finished, ModelCard, Started
 from laya.schema.systemone import Choice, Noul, Question, SystemOneRequest, read
 
@@ -85,7 +85,7 @@ class DecisionWriter:
 
     def end(self, event: Finished) -> bytes:
         usage = {"input_tokens": event.prompt_tokens, "output_tokens": event.completion_tokens}
-        return encode_json({"model": self._model, "answers": self._answers, "usage": usage})
+        return encode_members({"model": self._model, "answers": self._answers, "usage": usage})
 
     def error(self, error: LayaError) -> bytes:
         return b""
