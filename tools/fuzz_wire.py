@@ -29,6 +29,10 @@ ROOMY = Limits()
 # Small enough that short messages reach every bound.
 TIGHT = Limits(max_head_bytes=400, max_headers=8, max_target_bytes=40, max_body_bytes=60, max_chunk_line_bytes=24)
 SHRINK_TRIES = 3000
+# What is compared beside the body. (The memo says nothing about the bytes: it is for the parser's callers.)
+FACTS = ("fields", "headers", "http10", "keep_alive", "content_length", "chunked")
+REQUEST_FACTS = (*FACTS, "method", "target", "path", "query", "expect_continue")
+RESPONSE_FACTS = (*FACTS, "status", "reason")
 
 REQUEST_LINES = [
     b"POST /v1/chat/completions HTTP/1.1", b"GET /v1/models?x=1 HTTP/1.1", b"GET / HTTP/1.1", b"HEAD /health HTTP/1.1",
@@ -223,9 +227,7 @@ def _drain(parser: Inbound | Outbound, out: list[Any]) -> Any:
 
 
 def _facts(message: Request | Response) -> dict[str, Any]:
-    names = {name.removeprefix("_") for name in type(message).__slots__} - {"body", "memo"}
-    # The memo says nothing about the bytes: it is for the parser's callers.
-    facts = {name: getattr(message, name) for name in names}
+    facts = {name: getattr(message, name) for name in (REQUEST_FACTS if type(message) is Request else RESPONSE_FACTS)}
     return {**facts, "body": message.body or b"", "whole": message.body is not None}
 
 

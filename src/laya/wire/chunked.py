@@ -17,6 +17,7 @@ MAX_SIZE_DIGITS = 8  # 4 GiB in one chunk; longer sizes are odd
 # One call handles so many chunks: at about 0.4 us each a segment full of one-byte chunks holds the loop for 0.2 ms.
 # The caller lets other work in between calls.
 CHUNKS_A_CALL = 128
+ODD = -2
 
 
 class Body(Protocol):
@@ -72,7 +73,7 @@ class ChunkedBody:
                 if not complete:
                     break
             position, size = self._take_line(data, position)
-            if self._authority is not None:
+            if size == ODD:
                 return self._rest_to_authority(pieces, data[position:])
             if size < 0:
                 break
@@ -106,7 +107,7 @@ class ChunkedBody:
         return len(data), False
 
     def _take_line(self, data: bytes, position: int) -> tuple[int, int]:
-        """(new position, chunk size); the size is -1 when the line has not all come. An odd line calls the authority."""
+        """(new position, chunk size), or instead of a size: -1, the line has not all come; ODD, the authority was called."""
         line_end = data.find(b"\r\n", position, position + MAX_SIZE_DIGITS + 2)
         if line_end < 0:
             if _may_become_plain(data[position : position + MAX_SIZE_DIGITS + 2]):
@@ -128,7 +129,7 @@ class ChunkedBody:
 
     def _call_authority(self, position: int) -> tuple[int, int]:
         self._authority = self._hand_over()
-        return position, -1
+        return position, ODD
 
     def _rest_to_authority(self, pieces: list[bytes], rest: bytes) -> tuple[bytes, bytes, bool]:
         payload, unused, done = self._authority.feed(rest)
