@@ -9,7 +9,7 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable
-from time import perf_counter, time
+from time import perf_counter
 from typing import Any
 
 from laya.config import Config
@@ -80,7 +80,7 @@ class Gateway:
         self.later = later
         self.pages = pages
         self.store = store  # conversations of /v1/responses
-        self.recent: deque[tuple[float, tuple]] = deque(maxlen=RECENT)  # (when, access record)
+        self.recent: deque[tuple[float, tuple]] = deque(maxlen=RECENT)  # (perf_counter, access record)
         self.watchers = 0  # of /ui
         self._run = b"req-" + os.urandom(6).hex().encode()
         self._count = itertools.count(1)
@@ -170,7 +170,6 @@ class Gateway:
             if len(plain) > len(body) and not connection.hold(len(plain) - len(body)):
                 waiting.fail(Unavailable("too much data is held in memory just now"))
                 return
-            connection.exchange = None
             self.guard(connection, request, plain, plan, self.route, connection, request, plain, plan, fields)
 
         encoding = request.fields.get(b"content-encoding", b"")
@@ -295,14 +294,14 @@ class Gateway:
         plan = exchange.plan
         self.telemetry.count(exchange.route, exchange.backend, plan.api or "page", outcome)
         if self.log.info_on or self.watchers:
-            request, key = exchange.request, plan.key
+            request, key, now = exchange.request, plan.key, perf_counter()
             record = (
                 exchange.request_id, key.name if key is not None else exchange.connection.peer, request.method, plan.path[:256],
                 plan.api or "page", exchange.route, exchange.backend, exchange.model[:128], exchange.status, outcome,
-                perf_counter() - exchange.began, exchange.tokens,
+                now - exchange.began, exchange.tokens,
             )  # fmt: skip
             if plan.api is not None:
-                self.recent.append((time(), record))
+                self.recent.append((now, record))
             if self.log.info_on:
                 self.log.access(record, exchange.connection.log_note() if exchange.connection.staged else b"")
 

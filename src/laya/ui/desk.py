@@ -7,7 +7,7 @@ route is explained in the preparation worker.
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import time
+from time import perf_counter, time
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -132,9 +132,10 @@ NO_STORE = b"cache-control: no-store\r\n"
 def recent(records) -> list[dict[str, Any]]:
     """The newest requests first: where each went and how it ended; `at` in seconds since the epoch."""
     newest = list(records)[-RECENT_SHOWN:][::-1]
+    epoch = time() - perf_counter()
     return [
         {
-            "at": round(at, 3), "id": record[0].decode("latin-1"), "client": record[1], "api": record[4], "route": record[5],
+            "at": round(epoch + at, 3), "id": record[0].decode("latin-1"), "client": record[1], "api": record[4], "route": record[5],
             "backend": record[6], "model": record[7].encode("utf-8", "replace").decode(), "status": record[8],
             "outcome": record[9], "ms": round(record[10] * 1000, 2), "tokens": record[11],
         }
