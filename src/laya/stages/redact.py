@@ -14,13 +14,15 @@ from typing import NamedTuple
 
 from laya.config import RedactConfig
 from laya.errors import InvalidRequest
-from laya.stages.detect.scan import Scanner
+from laya.stages.detect.scan import Scanner, apart
 from laya.stages.detect.window import Span
 from laya.stages.redact_json import Place, decode_string, encode_string, locate, plain_view, splice
 from laya.stages.redact_text import HIDING, Reading
 from laya.stages.vault import Labels, Vault, taken_in
 
 _ODD_ESCAPE = re.compile(rb"\\[u/]")
+_MAX_KNOWN = 64  # secrets whose other occurrences are looked for: each is one pass more over the body
+_MAX_KNOWN_BYTES = 512  # not key blocks
 _STRIDE = 64 * 1024  # bytes of one search: see `detect.window`
 
 
@@ -49,7 +51,11 @@ class Redactor:
         if body.lstrip()[:1] != b"{":
             return Redacted(body, {}, None)
         view = plain_view(body)
-        finds = self._finds(body, view)
+        spans = [] if self._own else self._scanner.scan(view)
+        finds = self._finds(body, view, spans, [])
+        known = _known_secrets(body, view, finds)
+        if known:  # what was told to be a secret in one place is one wherever it stands
+            finds = self._finds(body, view, apart(spans + _occurrences(view, known)), known)
         counts: dict[str, int] = {}
         for find in finds:
             for _, _, kind in find.spans:
@@ -63,25 +69,24 @@ class Redactor:
         vault = Vault(self._labels, taken_in(self._labels, texts), b'"json_schema"' in body or b'"json_object"' in body)
         return Redacted(splice(body, _edits(body, view, finds, vault)), counts, vault)
 
-    def _finds(self, body: bytes, view: bytes) -> list[_Find]:
+    def _finds(self, body: bytes, view: bytes, spans: list[Span], known: list[bytes]) -> list[_Find]:
         """What is to be replaced, by the string that it is in."""
-        spans = [] if self._own else self._scanner.scan(view)
         odd = [] if self._own else _odd_places(view)
-        if odd:
-            spans = sorted(spans + odd)
         finds = []
-        for place in locate(view, spans, every=self._own):
+        for place in locate(view, sorted(spans + odd) if odd else spans, every=self._own):
             if not self._own and all(kind for _, _, kind in place.spans):
                 finds.append(_Find(place, place.spans, None, ""))
                 continue
             text = decode_string(body[place.start : place.end])
             reading = Reading(text)
-            ahead = b'%b":"' % place.key if place.key else b""  # the member's name may say what the value is
-            shift = len(ahead)
-            found = [(start - shift, end - shift, kind) for start, end, kind in self._scanner.scan(ahead + reading.data)]
-            found = [span for span in found if span[0] >= 0]
-            finds.append(_Find(place, found, reading, text))
+            finds.append(_Find(place, self._scan_reading(reading.data, place.key, known), reading, text))
         return finds
+
+    def _scan_reading(self, data: bytes, key: bytes | None, known: list[bytes]) -> list[Span]:
+        ahead = b'%b":"' % key if key else b""  # the member's name may say what the value is
+        size = len(ahead)
+        found = [(start - size, end - size, kind) for start, end, kind in self._scanner.scan(ahead + data) if start >= size]
+        return apart(found + _occurrences(data, known)) if known else found
 
 
 class _Find(NamedTuple):
@@ -100,6 +105,29 @@ def _odd_places(view: bytes) -> list[Span]:
     for pattern in patterns:
         for start in range(0, len(view), _STRIDE):
             found += [(match.start(), match.start(), "") for match in pattern.finditer(view, start, start + _STRIDE + 8)]
+    return found
+
+
+def _known_secrets(body: bytes, view: bytes, finds: list[_Find]) -> list[bytes]:
+    """Secrets that were found, but those that JSON would write otherwise: the first of them, as there are seldom two."""
+    known: dict[bytes, None] = {}
+    for _, spans, reading, _ in finds:
+        data = view if reading is None else reading.data
+        for start, end, kind in spans:
+            if kind == "secret" and end - start <= _MAX_KNOWN_BYTES:
+                value = data[start:end]
+                if value.isascii() and b"\\" not in value and b'"' not in value and b"\0" not in value:
+                    known[value] = None
+    return list(known)[:_MAX_KNOWN]
+
+
+def _occurrences(data: bytes, known: list[bytes]) -> list[Span]:
+    found = []
+    for value in known:
+        at = data.find(value)
+        while at >= 0:
+            found.append((at, at + len(value), "secret"))
+            at = data.find(value, at + len(value))
     return found
 
 

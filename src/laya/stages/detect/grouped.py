@@ -105,7 +105,7 @@ def _read(window: Window, text: bytes, start: int) -> Span | None:
     before = text[start - 1] if start else 32
     if before in WORD and after_word(text, start):
         return None
-    if before in b".-/" and text[start - 2 : start - 1].isalnum():
+    if before in b".-/" and text[start - 2 : start - 1].isalnum() and window.phone_end != start - 1:
         return None
     head = window.numbers[start - window.base : start - window.base + _HEAD]
     if text[start] == 48 or _POSSIBLE.get(head) or (head not in _POSSIBLE and _is_possible(head)):
@@ -144,7 +144,7 @@ def _checked_span(window: Window, found: re.Match[bytes], start: int, checks: di
 
 def _goes_on(text: bytes, end: int) -> bool:
     """More digits follow behind a sign: an address, a date, a longer chain."""
-    return text[end : end + 1] in (b".", b"-", b"/") and text[end + 1 : end + 2].isdigit()
+    return text[end : end + 1] in (b".", b"-") and text[end + 1 : end + 2].isdigit()
 
 
 def read_bracketed(window: Window, at: int) -> Span | None:
@@ -215,6 +215,9 @@ def _announced(window: Window, start: int, end: int) -> str:
 
 
 def _national(window: Window, start: int, end: int) -> str:
+    pairs = window.text[start:end].translate(None, b"()").replace(b" ", b"-").replace(b".", b"-").split(b"-")
+    if all(len(pair) == 2 for pair in pairs) and len(pairs) != 5:
+        return ""  # in pairs only French numbers are written, which have five
     return "phone" if phones.national(_digits(window, start, end)) else ""
 
 

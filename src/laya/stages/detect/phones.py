@@ -29,7 +29,7 @@ _OTHER = (7, 12)
 _NORTH_AMERICAN = re.compile(rb"[2-9]\d\d[2-9]\d{6}")
 # Between a word such as "phone" and its number: "number is", "me at", "：", but no digit, no line's end and no other noun.
 _GAP = re.compile(
-    r"(?:s|ed|ing|ephone|efon|éfono|éphone|efono|efonnummer|r|z|le)?(?![a-z])"
+    r"(?:s|ed|ing|ephone|efon|éfono|éphone|efono|efonnummer|r|z|le)?(?:[_-]?(?:number|no|num|nr))?(?![a-z])"
     r"(?:[\s\"':=#.,()\[\]{}<>*|\x00\x01/+：（\-]"
     r"|\b(?:numbers?|no|nr|num|phone|me|us|him|her|them|at|on|is|to|or|cell|call|mobile|home|work|office|line|desk|contact"
     r"|dial|the|my|your|his|our|numéro|au|le|mon|por|al|el|número|es|ist|unter|meine|nummer|it|was|please)\b"

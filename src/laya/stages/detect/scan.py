@@ -34,21 +34,23 @@ class Scanner:
             for finder in self._finders:
                 finder(window, found)
         found = [span for span in found if span[2] in self._kinds]
-        return _apart(found) if len(found) > 1 else found
+        return apart(found)
 
 
-def _apart(found: list[Span]) -> list[Span]:
-    """Spans that overlap become one, of the longest one's kind: nothing of either may be left."""
+def apart(found: list[Span]) -> list[Span]:
+    """In order; spans that overlap become one, of the longest one's kind: nothing of either may be left."""
+    if not found:
+        return found
     found.sort()
-    apart = [found[0]]
+    joined = [found[0]]
     longest = found[0]
     for span in found[1:]:
-        start, end, kind = apart[-1]
+        start, end, _ = joined[-1]
         if span[0] >= end:
-            apart.append(span)
+            joined.append(span)
             longest = span
             continue
         if span[1] - span[0] > longest[1] - longest[0]:
             longest = span
-        apart[-1] = (start, max(end, span[1]), longest[2])
-    return apart
+        joined[-1] = (start, max(end, span[1]), longest[2])
+    return joined

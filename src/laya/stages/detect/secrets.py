@@ -36,7 +36,8 @@ _BEGINNINGS = frozenset(
     b"ey /s sk rk pk wh gh gi gl AK AS AB AC xo xa AI ya GO hf np py gs r8 pp nv do sh SK SG dc li se nt AG LT".split()
 )
 _AHEAD = frozenset(b" =:\"'`>\\\x01\xaf\xba\x9a")  # the byte before a value that was given to a name
-_BEARER = (b"r ", b"R ", b"c ", b"C ")  # the ends of `Bearer` and `Basic`
+# The ends of bearer, basic, token, secret and key, with a blank behind them.
+_BEARER = frozenset([b"r ", b"R ", b"c ", b"C ", b"n ", b"N ", b"t ", b"T ", b"y ", b"Y "])
 _CHINESE_IS = (b"\x98\xaf", b"\xb8\xba", b"\xbc\x9a")  # the ends of three characters that mean "is"
 # What stands between a name and its value. A name may go on (`token_value`), but not to a count or a kind of it.
 _ASSIGN = re.compile(
@@ -46,6 +47,7 @@ _ASSIGN = re.compile(
 _AFTER_BEARER = re.compile(rb"[ :=\"'\x00\x01]{1,4}").fullmatch
 _VALUE = re.compile(rb"[^\s\"'`<>(){}\[\],;\\\x00\x01\x80-\xff]{6,512}").match
 _SHORT = re.compile(
+    rb"(?:\xe5\xaf\x86\xe7\xa0\x81|\xe5\x8f\xa3\xe4\xbb\xa4)(?=[!-~]{6})|"
     rb"(?:pass(?:word|wd|phrase|code)?|pwd|\xe5\xaf\x86\xe7\xa0\x81|\xe5\x8f\xa3\xe4\xbb\xa4)[\"'`\x00\x01\\\]]{0,6}[ \t]{0,8}"
     rb"(?:=>|:=|=|:|\xef\xbc\x9a|\xe6\x98\xaf(?:\xef\xbc\x9a)?|\xe4\xb8\xba|is:? )[ \t\\]{0,8}[\"'`\x00\x01\\]{0,6}",
     re.I,
@@ -117,14 +119,16 @@ def _given(window: Window, start: int, out: list[Span]) -> None:
     """A long value behind a name for secrets, or behind `Bearer`."""
     text = window.text
     for tag, gap, word in window.before(start, ("secret", "bearer")):
-        if (_ASSIGN(gap) if tag == "secret" else _AFTER_BEARER(gap)) is None:
+        bare = gap == b" "  # `token X`, with no sign between: X must look like nothing else
+        if not bare and (_ASSIGN(gap) if tag == "secret" else _AFTER_BEARER(gap)) is None:
             continue
         value = _VALUE(text, start)
         if value is None or text[word - 5 : word].lower() in (b"page_", b"next_", b"page-", b"next-"):
             return
         given = value[0].rstrip(b".,:;!?&")
-        if is_random(given.split(b"&", 1)[0]):
-            out.append((start, start + len(given.split(b"&", 1)[0]), "secret"))
+        given = given.split(b"&", 1)[0]
+        if is_random(given) and not (bare and tag == "secret" and (given.islower() or given.isupper() or b"/" in given)):
+            out.append((start, start + len(given), "secret"))
         return
 
 
