@@ -135,8 +135,9 @@ def recent(records) -> list[dict[str, Any]]:
     epoch = time() - perf_counter()
     return [
         {
-            "at": round(epoch + at, 3), "id": record[0].decode("latin-1"), "client": record[1], "api": record[4], "route": record[5],
-            "backend": record[6], "model": record[7].encode("utf-8", "replace").decode(), "status": record[8],
+            "at": round(epoch + at, 3), "id": record[0].decode("latin-1"), "client": record[1],
+            "api": record[4], "route": record[5], "backend": record[6],
+            "model": record[7].encode("utf-8", "replace").decode(), "status": record[8],
             "outcome": record[9], "ms": round(record[10] * 1000, 2), "tokens": record[11],
         }
         for at, record in newest

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -40,14 +41,21 @@ class History:
         }  # fmt: skip
         self._engines = engines
         self._backends = backends
+        self._series: dict[str, Any] | None = None
         self._samples: deque[Sample] = deque([self._sample(now)], maxlen=STEPS + 1)
 
     def on_tick(self, now: float) -> None:
         if now - self._samples[-1].at >= STEP_S:
             self._samples.append(self._sample(now))
+            self._series = None
 
     def series(self) -> dict[str, Any]:
         """`step_s`, and for each step, oldest first: requests and tokens a second, sequences running and waiting at its end."""
+        if self._series is None:  # made once a step, and only when somebody looks
+            self._series = self._drawn()
+        return self._series
+
+    def _drawn(self) -> dict[str, Any]:
         pairs = list(zip(self._samples, list(self._samples)[1:], strict=False))
 
         def rate(name: str) -> list[float]:
@@ -96,7 +104,7 @@ def quantiles(bounds: tuple[float, ...], counts: list[int]) -> dict[str, float]:
     """
     total = sum(counts)
     found: dict[str, float] = {"count": total}
-    sums = [sum(counts[: i + 1]) for i in range(len(counts))]
+    sums = list(accumulate(counts))
     for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)) if total else ():
         wanted = share * total
         at = min(bisect_left(sums, wanted), len(bounds) - 1)
