@@ -146,6 +146,35 @@ def test_dialects_of_frames():
     assert answer.ending == Ending("stop", None, Usage(3, 0, 2))
 
 
+@pytest.mark.parametrize(
+    ("content", "read"),
+    [
+        (rb"a\ud83d", "a\ufffd"), (rb"\ude00b", "\ufffdb"), (rb"\ud83d\ude00 \uD83D", "\U0001f600 \ufffd"), (rb"\\ud83d \udC00", "\\ud83d \ufffd"),
+        (b"c\xff", "c\ufffd"), ("\u4f60".encode()[:2], "\ufffd"), (rb"\ud83d\u0041", "\ufffdA"),
+    ],
+)  # fmt: skip
+def test_text_that_is_no_unicode_costs_its_character_and_not_the_answer(content, read):
+    """(case 12)"""
+    answer = ChatAnswer()
+    frame = b'data: {"choices":[{"index":0,"delta":{"content":"' + content + b'"}}]}\n\n'
+    assert answer.read_stream(frame) == [TextPiece(read)]
+    assert ChatAnswer().read_body(frame[6:].replace(b"delta", b"message")) == [TextPiece(read)]
+
+
+@pytest.mark.parametrize(
+    ("usage", "read"),
+    [
+        ("null", None), ("5", None), ("[]", None), ('{"prompt_tokens": 1.5}', None), ('{"prompt_tokens": "3"}', None),
+        ('{"prompt_tokens": -2, "completion_tokens": 4}', Usage(0, 0, 4)), ('{"prompt_tokens": null}', Usage(0, 0, 0)),
+        ('{"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}}', Usage(3, 2, 1)),
+    ],
+)  # fmt: skip
+def test_no_answer_is_lost_for_a_count_that_cannot_be_read(usage, read):
+    answer = ChatAnswer()
+    body = b'{"choices":[{"index":0,"message":{"content":"a"},"finish_reason":"stop"}],"usage":%b}' % usage.encode()
+    assert answer.read_body(body) == [TextPiece("a")] and answer.ending == Ending("stop", None, read)
+
+
 def test_a_last_frame_without_its_blank_line_counts():
     answer = ChatAnswer()
     answer.read_stream(sse(delta(content="a"), delta("stop"))[:-1])

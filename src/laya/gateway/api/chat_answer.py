@@ -7,6 +7,7 @@ Loop thread only.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -59,7 +60,7 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
+    prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
@@ -69,11 +70,16 @@ class _Body(msgspec.Struct):
     """A completion, or a chunk of one."""
 
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: msgspec.Raw = msgspec.Raw(b"null")  # read by itself: no answer is lost for its count
     error: Any = None
 
 
 _decode = msgspec.json.Decoder(_Body).decode
+_decode_usage = msgspec.json.Decoder(_Usage | None).decode
+# Half a surrogate pair as JSON escapes it; what must not be taken for one comes first: an escaped backslash, a whole pair.
+_HALF_PAIR = re.compile(
+    rb"(\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
 _decode_any = msgspec.json.Decoder().decode
 
 
@@ -139,7 +145,7 @@ class ChatAnswer:
         try:
             body = _decode(data)
         except (ValueError, RecursionError):
-            raise BadUpstream("The backend's answer is not a chat completion.") from None
+            body = _mended(data)
         if body.error:
             raise error_of(500, {"error": body.error})
         return body
@@ -155,8 +161,9 @@ class ChatAnswer:
                 self._reason = choice.finish_reason
                 if isinstance(choice.stop_reason, str):
                     self._stop_match = choice.stop_reason
-        if body.usage is not None:
-            self._usage = _usage_of(body.usage)
+        usage = _read_usage(body.usage)
+        if usage is not None:
+            self._usage = usage
 
     def _read_said(self, said: _Said, pieces: list[Piece]) -> None:
         thought = said.reasoning_content or said.reasoning
@@ -207,12 +214,30 @@ def _text_of(content: str | list[Any] | None) -> str | None:
     return content
 
 
+def _mended(data: bytes) -> _Body:
+    """An answer with text that is no Unicode (bytes of half a character, half a surrogate pair), those as U+FFFD."""
+    try:
+        return _decode(_HALF_PAIR.sub(lambda found: found[1] or rb"\ufffd", data.decode("utf-8", "replace").encode()))
+    except (ValueError, RecursionError):
+        raise BadUpstream("The backend's answer is not a chat completion.") from None
+
+
+def _read_usage(raw: msgspec.Raw) -> Usage | None:
+    """None where there is none, or none that can be read."""
+    try:
+        usage = _decode_usage(raw)
+    except (ValueError, RecursionError):
+        return None
+    return None if usage is None else _usage_of(usage)
+
+
 def _usage_of(usage: _Usage) -> Usage:
     prompt, answer = usage.prompt_tokens_details, usage.completion_tokens_details
-    return Usage(
-        usage.prompt_tokens, (prompt and prompt.cached_tokens) or 0, usage.completion_tokens or 0,
-        (answer and answer.reasoning_tokens) or 0,
-    )  # fmt: skip
+    return Usage(*(
+        max(0, count or 0) for count in (
+            usage.prompt_tokens, prompt and prompt.cached_tokens, usage.completion_tokens, answer and answer.reasoning_tokens,
+        )
+    ))  # fmt: skip
 
 
 def read_error(status: int, data: bytes) -> LayaError:
