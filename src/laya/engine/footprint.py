@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from laya.engine.machine import Memory
+from laya.engine.sizes import ModelSizes
 
 MIB = 1 << 20
 # The pool holds two blocks beside the engine's: one of zeros for padding, one for writes that nobody reads.
@@ -44,19 +45,10 @@ _PANEL_WEIGHTS, _PANEL_ROWS = 1 << 19, 64
 _LOADING_BYTES_PER_WEIGHT = 5
 
 
-class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+class ModelShape(ModelSizes, frozen=True, kw_only=True):
     """A model by its numbers. `tensor_bytes` are the weights as they will be held."""
 
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    context_length: int
     tensor_bytes: int
-    tied_embeddings: bool = False
     sliding_window: int = 0  # tokens; 0: none
     window_layers: int = 0  # how many layers see only that much
     kv_item_bytes: int = 2  # also of activations

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from laya.engine.sizes import ModelSizes
 from laya.model.formats import open_checkpoint
 from laya.model.formats.stored import Checkpoint
 from laya.model.holding import held_as, held_bytes, resolve_dtype
@@ -20,10 +21,10 @@ from laya.schema.chat_style import style_of
 def describe(path: str, *, device: str = "cpu", dtype: str | None = None) -> dict[str, Any]:
     """Shapes and sizes. Raises BrokenModel or UnsupportedModel as loading would.
 
-    Keys: architecture, quantization, dtype, layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context_length,
-    tied_embeddings, sliding_window (tokens or 0), window_layers (how many layers see only that much), kv_item_bytes (bytes of
-    one number in the KV cache), tensor_bytes (all weights as they will be held), parameters, chat_template (bool), chat_style
-    (how its template writes tool calls and thoughts), folder (bool: not one file), rope_scaled (bool).
+    Keys: architecture, quantization, dtype, the fields of `ModelSizes`, sliding_window (tokens or 0), window_layers (how many
+    layers see only that much), kv_item_bytes (bytes of one number in the KV cache), tensor_bytes (all weights as they will be
+    held), parameters, chat_template (bool), chat_style (how its template writes tool calls and thoughts), folder (bool: not
+    one file), rope_scaled (bool).
     """
     checkpoint = open_checkpoint(path)
     spec = checkpoint.spec
@@ -34,15 +35,7 @@ def describe(path: str, *, device: str = "cpu", dtype: str | None = None) -> dic
         "architecture": spec.architecture,
         "quantization": checkpoint.quantization,
         "dtype": resolved,
-        "layers": spec.layers,
-        "hidden": spec.hidden,
-        "intermediate": spec.intermediate,
-        "heads": spec.heads,
-        "kv_heads": spec.kv_heads,
-        "head_dim": spec.head_dim,
-        "vocab": spec.vocab,
-        "context_length": spec.context_length,
-        "tied_embeddings": spec.tied_embeddings,
+        **{name: getattr(spec, name) for name in ModelSizes.__struct_fields__},
         "sliding_window": spec.sliding_window or 0,
         "window_layers": sum(window is not None for window in windows),
         "kv_item_bytes": 4 if resolved == "float32" else 2,

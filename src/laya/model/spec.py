@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from laya.engine.sizes import ModelSizes
 from laya.errors import StartError
 
 
@@ -27,21 +28,12 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     factors: tuple[float, ...] | None = None  # one divisor per pair (llama 3.1), or None
 
 
-class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Shapes and switches of a decoder-only transformer. Sizes count elements."""
+class ModelSpec(ModelSizes, frozen=True, kw_only=True):
+    """Shapes and switches of a decoder-only transformer."""
 
     architecture: str
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    context_length: int
     rms_eps: float
     rope: RopeSpec
-    tied_embeddings: bool
     activation: str = "silu"  # silu | gelu_tanh, of the gate
     qkv_bias: bool = False  # qwen2
     qk_norm: bool = False  # qwen3, gemma3: RMS norm of each query and key head
