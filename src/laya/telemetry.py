@@ -62,6 +62,7 @@ HELP = {
     "laya_cache_evictions": "Answers that left the result cache to make room.",
     "laya_cache_bytes": "Answers in the result cache.",
     "laya_key_tokens": "Tokens by key and kind: prompt, generated; of forwarded answers where they tell them.",
+    "laya_stage_faults": "Requests that a stage of the user's own ended with a fault.",
     "laya_redacted": "Values that redaction found in requests, by kind.",
     "laya_config_reloads": "Configurations taken over while running.",
     "laya_config_reload_failed": "1 when the last reload was refused and the old configuration stays.",

@@ -9,6 +9,7 @@ from laya.cli import exits
 from laya.config import DEFAULT_MODEL, Config, EngineConfig, load, served_name
 from laya.config.notices import notices
 from laya.config.roles import check_commands
+from laya.gateway.staging import Stages
 from laya.routing.table import RouteTable
 
 
@@ -20,6 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = load(arguments.config)
     table = RouteTable.compile(config)
     check_commands(config)
+    Stages(config)  # raises for a pattern or a stage of the user's own that cannot be had
     print(f"{config.source or 'built-in defaults'}: OK")
     for line in summary(config, table):
         print("  " + line)

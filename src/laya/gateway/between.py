@@ -49,6 +49,11 @@ class Between:
     def ready_for(self, route) -> bool:
         return self.outer.ready_for(route)
 
+    @property
+    def tokens(self) -> tuple[int, int] | None:
+        """What the exchange within has counted: prompt, completion."""
+        return self.exchange.tokens if self.exchange is not None else None
+
     # -- as an exchange: what the connection without calls -------------------------------------------------------------
 
     def cancel(self) -> None:

@@ -66,6 +66,8 @@ def routing_counters(gateway) -> Iterator[Sample]:
     yield "laya_retry_budget_exhausted", {}, gateway.budget.exhausted
     for (route, rule, target), times in gateway.steering.decisions.items():
         yield "laya_route_decisions", {"route": route, "rule": rule, "backend": target}, times
+    for stage in gateway.staging.customs:
+        yield "laya_stage_faults", {"stage": stage.name}, stage.faults
     for (key, kind), tokens in gateway.staging.metering.tokens.items():
         yield "laya_key_tokens", {"key": key, "kind": kind}, tokens
     for kind, times in gateway.staging.redacted.items():

@@ -20,7 +20,12 @@ from laya.gateway.facts import read_facts
 from laya.gateway.metering import Metering
 from laya.gateway.staged import FILTER_ON_LOOP, Staged
 from laya.schema.codec import decode_members, encode_members
-from laya.schema.fields import RoutingFields, read_routing
+from laya.schema.fields import RoutingFields, invalid_body, read_routing
+from laya.stages.custom import About, CustomStage, load_stages
+from laya.stages.texts import TextFilter
+from laya.wire.sse import EventStream, frame
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Stages:
@@ -31,6 +36,7 @@ class Stages:
         self.caching = config.stages.cache
         self.caches = self.caching.enabled or any(route.cache for route in config.routes)
         self.backends = config.backends
+        self.customs = load_stages(config.stages.custom, config.path_of(""))
         redact = config.stages.redact
         self.reports = redact.mode == "report"
         self.redactor = _redactor(redact) if redact.enabled or any(route.redact for route in config.routes) else None
@@ -61,6 +67,10 @@ class Staging:
         elif self.caching is None or (old.caching, old.backends) != (stages.caching, stages.backends):
             self.caching = Caching(self._gateway, stages.caching)
 
+    @property
+    def customs(self) -> tuple[CustomStage, ...]:
+        return self._stages.customs
+
     # -- the request's way in ------------------------------------------------------------------------------------------
 
     def admit(self, connection, request, body: bytes, plan) -> Staged:
@@ -68,7 +78,7 @@ class Staging:
         ticket = self.metering.admit(plan.key, len(body))
         staged = self.between(connection, request, body, plan)
         staged.ticket = ticket
-        staged.prepared = plan.key.max_prompt_tokens is None
+        staged.prepared = plan.key.max_prompt_tokens is None and not self._stages.customs
         return staged
 
     def prepare(self, connection, request, body: bytes, plan, fields: RoutingFields, route) -> None:
@@ -77,17 +87,18 @@ class Staging:
         staged = connection if connection.staged else self.between(connection, request, body, plan)
         redactor = stages.redactor if route.redact and not staged.redacted else None
         counted = plan.key is not None and plan.key.max_prompt_tokens is not None and not staged.prepared
+        customs = () if staged.prepared else stages.customs
         staged.redacted = staged.redacted or route.redact
         staged.prepared = True
         if redactor is not None and plan.boundary is not None:
             if not stages.reports:
                 raise InvalidRequest("This route redacts, and forms with files cannot be redacted.")
             redactor = None
-        if plan.boundary is not None or (redactor is None and not counted):
+        if plan.boundary is not None or not (redactor or counted or customs):
             gateway.route(staged, request, body, plan, fields)
             return
-        job = Preparation(body, plan.api, fields, redactor, stages.reports, counted)
-        if len(body) <= FILTER_ON_LOOP:
+        job = Preparation(body, plan, fields, redactor, stages.reports, counted, customs, route.name)
+        if len(body) <= FILTER_ON_LOOP and not customs:
             self._go_on(staged, request, plan, body, job.run())
         else:
             self._wait(staged, request, plan, body, job.run)
@@ -124,6 +135,7 @@ class Staging:
         if made.body is not body and not staged.hold(len(made.body)):
             raise Unavailable("too much data is held in memory just now")
         staged.prompt_tokens = made.prompt_tokens
+        staged.filters = (*made.answers, *staged.filters)
         if made.found is not None:
             self._count(staged, made.found.counts)
             if made.found.vault is not None:
@@ -147,25 +159,45 @@ class Restoring:
 
 
 class Preparation:
-    """What is done to a request of `api` before it is routed: redacted, and its prompt's tokens estimated (`counted`)."""
+    """What is done to a request before it is routed: redacted, given to the user's own stages, its prompt's tokens estimated
+    (`counted`). `answers` are what those stages do to its answer, in the order in which it passes them."""
 
-    def __init__(self, body: bytes, api: str | None, fields: RoutingFields, redactor, reports: bool, counted: bool) -> None:
+    def __init__(
+        self, body: bytes, plan, fields: RoutingFields, redactor, reports: bool, counted: bool,
+        customs: tuple[CustomStage, ...], route: str,
+    ) -> None:  # fmt: skip
         self.body = body
         self.fields = fields
         self.found: Any = None  # what the redactor said
         self.prompt_tokens = 0
-        self._api = api
+        self.answers: tuple[TextFilter, ...] = ()
+        self._api = plan.api
         self._redactor = redactor
         self._reports = reports
         self._counted = counted
+        self._customs = customs
+        self._about = About(plan.api, route, plan.key.name if plan.key is not None else "")
 
     def run(self) -> Preparation:
         """Any thread. Raises LayaError."""
         if self._redactor is not None:
             self._redact()
+        if self._customs:
+            self._customise()
         if self._counted:
             self.prompt_tokens = read_facts(self.fields)[0].prompt_tokens
         return self
+
+    def _customise(self) -> None:
+        readers = [stage for stage in self._customs if stage.reads_requests]
+        if readers:
+            value = _decoded(self.body)
+            for stage in readers:
+                value = stage.request(value, self._about)
+            self.body = readers[-1].encoded(value)
+            self.fields = read_routing(self.body)
+        found = [stage.answer(self._about) for stage in reversed(self._customs)]
+        self.answers = tuple([TextFilter(self._api, answer, EventStream(), frame) for answer in found if answer is not None])
 
     def _redact(self) -> None:
         self.found = self._redactor.redact(self.body, self._api)
@@ -174,6 +206,13 @@ class Preparation:
             body = _unstored(body)
         if body is not self.body:
             self.body, self.fields = body, read_routing(body)
+
+
+def _decoded(body: bytes) -> dict[str, Any]:
+    try:
+        return _decode(body)
+    except (ValueError, RecursionError) as exc:
+        raise invalid_body(exc) from None
 
 
 def _unstored(body: bytes) -> bytes:
