@@ -12,7 +12,7 @@ function panel(id, input, draw) {
 
 const STATE_CLASS = { ready: "good", up: "good", running: "good", closed: "good", calm: "good", asleep: "", stopped: "", loading: "warn",
   warming: "warn", waking: "warn", starting: "warn", yielding: "warn", paused: "bad", unloading: "warn", draining: "warn", stopping: "warn", "half-open": "warn", soft: "warn",
-  failed: "bad", down: "bad", open: "bad", hard: "bad" };
+  failed: "bad", stuck: "bad", down: "bad", open: "bad", hard: "bad" };
 
 const state = (word) => el("span", { class: `state ${STATE_CLASS[word] ?? ""}` }, word);
 
@@ -26,7 +26,7 @@ function machineTiles(machine) {
   const tiles = [];
   for (const gpu of machine.gpus) {
     const name = machine.gpus.length > 1 ? `GPU ${gpu.index} memory` : "GPU memory";
-    if (gpu.lost) { tiles.push(tile(name, "lost", "", "the driver has lost the card; a reset is needed")); continue; }
+    if (gpu.lost) { tiles.push(tile(name, "lost", "", "it needs a reset")); continue; }
     const share = gpu.total ? gpu.used / gpu.total : 0;
     tiles.push(tile(name, bytes(gpu.used), `of ${bytes(gpu.total)}`, gpu.name, bar(share, 0.92, 0.97, name)));
   }
@@ -37,7 +37,7 @@ function machineTiles(machine) {
     bar(used / host.total, 0.92, 0.97, "Host memory")));
   if (machine.group) {
     const held = machine.group.total - machine.group.available;
-    tiles.push(tile("Control group", bytes(held), `of ${bytes(machine.group.total)}`, "the tightest limit above this process",
+    tiles.push(tile("Control group", bytes(held), `of ${bytes(machine.group.total)}`, "the tightest limit here",
       bar(held / machine.group.total, 0.92, 0.97, "Control group")));
   }
   const hot = machine.gpus.filter((gpu) => gpu.temperature_c !== null);
