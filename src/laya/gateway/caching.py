@@ -50,7 +50,7 @@ class Caching:
         if question is None:
             staged.cached_as("bypass")
             return staged, body, fields
-        if self._known(staged, request, body, plan, name, route, target, question, way):
+        if self._known(staged, request, body, plan, name, route, target, question):
             return None
         self.cache.misses += 1
         staged.cached_as("miss")
@@ -69,14 +69,14 @@ class Caching:
             if isinstance(question, LayaError):
                 waiting.fail(question)
                 return
-            staged.question, staged.exchange = question, None
+            staged.question = question
             gateway.guard(staged, request, body, plan, gateway.dispatch, *again)
 
         gateway.offload(lambda: read_question(body, plan.api, scope, control, self._any_temperature), done)
 
     # -- answers that are there, or on their way -------------------------------------------------------------------------
 
-    def _known(self, staged: Staged, request, body: bytes, plan, name: str, route, target, question: Question, way) -> bool:
+    def _known(self, staged: Staged, request, body: bytes, plan, name: str, route, target, question: Question) -> bool:
         """Whether it is answered without a generation of its own."""
         kept = self.cache.find(question, self._gateway.now())
         twin = self._flights.get(_form(question)) if kept is None and question.max_age else None
@@ -87,8 +87,6 @@ class Caching:
         exchange = staged.exchange = CachedExchange(
             self._gateway, staged, request, body, plan, name, route.name, target.name
         )  # fmt: skip
-        if way is not None and way.parked is not None:
-            exchange.began, exchange.request_id = way.parked.began, way.parked.request_id
         if kept is None:
             twin.join(exchange)
         elif not question.stream:

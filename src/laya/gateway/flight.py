@@ -27,6 +27,7 @@ class Flight(Between):
 
     def __init__(self, staged: Staged, most: int, landed: Callable[[Flight, bytes | None], None]) -> None:
         super().__init__(staged.gateway, staged, staged.request, staged.body, staged.plan)
+        self.exchange = staged.exchange  # what held the request's place until now, if anything did
         self.followers: list[CachedExchange] = []
         self.streamed = False
         self._landed = landed

@@ -48,7 +48,7 @@ def _redactor(settings):
     try:
         return Redactor(settings)
     except ValueError as exc:
-        raise ConfigError(f"stages.redact.patterns: {exc}") from None
+        raise ConfigError(str(exc)) from None
 
 
 class Staging:
@@ -126,7 +126,6 @@ class Staging:
             if isinstance(result, LayaError):
                 waiting.fail(result)
                 return
-            staged.exchange = None
             gateway.guard(staged, request, body, plan, self._go_on, staged, request, plan, body, result)
 
         gateway.offload(work, done)
@@ -139,7 +138,7 @@ class Staging:
         if made.found is not None:
             self._count(staged, made.found.counts)
             if made.found.vault is not None:
-                staged.filters = (*staged.filters, Restoring(made.found.vault.restorer(plan.api)))
+                staged.filters = (*staged.filters, Restoring(made.found.vault.restorer(plan.api, EventStream())))
         self._gateway.route(staged, request, made.body, plan, made.fields)
 
     def _count(self, staged: Staged, counts: dict[str, int]) -> None:
