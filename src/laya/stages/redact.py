@@ -144,7 +144,7 @@ def _edits(body: bytes, view: bytes, finds: list[_Find], vault: Vault) -> list[t
                 end -= 1  # the first half of an escape
             raw = body[start:end]
             value = raw.decode("utf-8", "replace") if b"\\" not in raw else decode_string(raw)
-            placeholder = vault.placeholder(kind, value).encode()
+            placeholder = vault.placeholder(kind, _meant(value, place.key)).encode()
             if place.key is None:
                 placeholder = b'"%b"' % placeholder
             elif nested is not None and nested.is_bare(start, end):
@@ -159,13 +159,23 @@ def _redacted(text: str, spans: list[Span], reading: Reading, key: bytes | None,
     nested = _Nested(reading.data, 0, len(reading.data), b'"') if key == b"arguments" else None
     for start, end, kind in spans:
         start_char, end_char = reading.span(start, end)
-        placeholder = vault.placeholder(kind, text[start_char:end_char])
+        placeholder = vault.placeholder(kind, _meant(text[start_char:end_char], key))
         if nested is not None and nested.is_bare(start, end):
             placeholder = f'"{placeholder}"'
         pieces += (text[at:start_char], placeholder)
         at = end_char
     pieces.append(text[at:])
     return "".join(pieces)
+
+
+def _meant(value: str, key: bytes | None) -> str:
+    """A value of a tool's arguments, which are JSON, without the escapes of that JSON: it is put back with its own."""
+    if key != b"arguments" or "\\" not in value:
+        return value
+    try:
+        return decode_string(value.encode("utf-8", "surrogatepass"))
+    except ValueError:
+        return value
 
 
 class _Nested:

@@ -47,7 +47,8 @@ def plain_view(body: bytes) -> bytes:
     """
     if b"\\" not in body:
         return body
-    return body.replace(b"\\\\", b"\0\\").replace(b'\\"', b"\0\1")
+    # In two steps: the backslash of `\\` must not escape a quote behind it. JSON holds no STX (2) of its own.
+    return body.replace(b"\\\\", b"\0\2").replace(b'\\"', b"\0\1").replace(b"\2", b"\\")
 
 
 def locate(view: bytes, spans: list[tuple[int, int, str]], every: bool = False) -> Iterator[Place]:

@@ -22,7 +22,7 @@ HIDING = re.compile(
     rb"|\xe0(?:\xa5[\xa6-\xaf]|\xa7[\xa6-\xaf])|\xc2\xa0|\xe2\x80[\x87\x90-\x95\xaf]|\xe2\x88\x92|\xe3\x80\x80"
 )
 _MOST = 1 << 60
-_INNER_ESCAPE = re.compile(r"\\+(?:u00([2-7][0-9a-fA-F])|(/))")
+_INNER_ESCAPE = re.compile(r"\\+(?:u([0-9a-fA-F]{4})|/)")
 
 
 class Reading:
@@ -35,7 +35,7 @@ class Reading:
         if not text.isascii():
             plain = text.translate(_LOOK_ALIKES)
         self._shifts: list[tuple[int, int]] = []  # (offset behind an escape in the plain text, what to add from there on)
-        if "\\u00" in plain or "\\/" in plain:
+        if "\\u" in plain or "\\/" in plain:
             plain = self._unescape(plain)
         self._plain = plain
         self.data = plain.encode("utf-8", "surrogatepass")
@@ -61,7 +61,7 @@ class Reading:
         pieces, at, size, shift = [], 0, 0, 0
         for found in _INNER_ESCAPE.finditer(text):
             before = text[at : found.start()]
-            char = chr(int(found[1], 16)) if found[1] else "/"
+            char = "/" if found[1] is None else chr(int(found[1], 16)).translate(_LOOK_ALIKES)
             pieces += (before, char)
             size += len(before) + 1
             shift += len(found[0]) - 1

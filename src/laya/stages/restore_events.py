@@ -109,9 +109,10 @@ class ChoiceEvents(Events):
         fed = list(self._texts(choice, index))
         if held:
             ended = choice.get("finish_reason") is not None
-            named = {key for _, _, key, _ in fed}
-            for key in held:
-                if (named and key not in named) or (ended and key not in named):
+            members = {key[1] for _, _, key, _ in fed}
+            going_on = {key for _, _, key, _ in fed}
+            for key in held:  # another kind of text follows, or none; tool calls may take turns
+                if (members and key[1] not in members) or (ended and key not in going_on):
                     before += self._flush(key)
         for holder, member, key, json_text in fed:
             self._put(holder, member, key, event, json_text)
