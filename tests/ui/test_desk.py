@@ -9,6 +9,7 @@ import http.client
 import json
 import re
 import signal
+import socket
 import time
 
 import pytest
@@ -86,6 +87,31 @@ def test_probes_and_scrapes_are_no_requests_to_show(router):
     watcher.next()  # may be another watcher's of a moment ago
     assert watcher.next()["recent"][0]["model"] == "before"
     watcher.close()
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        return True
+    return False
+
+
+def test_with_a_quiet_log_requests_are_kept_only_while_somebody_watches(upstream, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:  # such a log does not tell the port that was taken
+        port = free.getsockname()[1]
+    config = {
+        "server": {"log_level": "warning", "port": port}, "backends": {"up": {"url": upstream.url, "health": None}},
+        "routes": [{"match": "*", "to": "up"}],
+    }  # fmt: skip
+    with running(config, tmp_path, wait=False) as laya:
+        laya.port, laya.url = port, f"http://127.0.0.1:{port}"
+        assert laya.wait_for(lambda: answers(port), 60)
+        laya.chat("unwatched", "x")
+        watcher = Watcher(laya)
+        assert watcher.next()["recent"] == []
+        laya.chat("watched", "x")
+        assert laya.wait_for(lambda: [row["model"] for row in watcher.next()["recent"]] == ["watched"])
+        watcher.close()
 
 
 def test_watchers_are_bounded_and_those_who_leave_make_room(router):

@@ -21,8 +21,9 @@ NARROW, TINY = 90, 76  # columns below which a table leaves out what matters les
 BLOCKS = " ▁▂▃▄▅▆▇█"
 GOOD, WARN, BAD = "green", "yellow", "red"
 STATES = {
-    "ready": GOOD, "up": GOOD, "running": GOOD, "closed": GOOD, "stuck": BAD, "failed": BAD, "down": BAD, "open": BAD, "loading": WARN,
-    "warming": WARN, "waking": WARN, "starting": WARN, "yielding": WARN, "paused": BAD, "draining": WARN, "half-open": WARN,
+    "ready": GOOD, "up": GOOD, "running": GOOD, "closed": GOOD, "stuck": BAD, "failed": BAD, "down": BAD, "open": BAD,
+    "loading": WARN, "warming": WARN, "waking": WARN, "starting": WARN, "yielding": WARN, "paused": BAD,
+    "draining": WARN, "half-open": WARN,
 }  # fmt: skip
 
 
