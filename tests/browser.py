@@ -35,6 +35,7 @@ class Browser:
         )  # fmt: skip
         self.errors: list[str] = []
         self._number = 0
+        self._password = ""
         port = self._port()
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=START_S) as answer:
             target = next(item for item in json.load(answer) if item["type"] == "page")
@@ -55,16 +56,30 @@ class Browser:
         raise AssertionError("chromium did not open its port")
 
     def call(self, method: str, **parameters):
-        self._number += 1
-        self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
+        self._send(method, **parameters)
+        number = self._number
         while True:
             message = json.loads(self._socket.recv(timeout=WAIT_S))
             self._note(message)
-            if message.get("id") == self._number:
+            if message.get("id") == number:
                 assert "error" not in message, message
                 return message["result"]
 
+    def log_in(self, password: str) -> None:
+        """Answer the browser's question for a name and a password, as a person does in its dialog."""
+        self._password = password
+        self.call("Fetch.enable", handleAuthRequests=True)
+
+    def _send(self, method: str, **parameters) -> None:
+        self._number += 1
+        self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
+
     def _note(self, message: dict) -> None:
+        if message.get("method") == "Fetch.requestPaused":
+            self._send("Fetch.continueRequest", requestId=message["params"]["requestId"])
+        elif message.get("method") == "Fetch.authRequired":
+            answer = {"response": "ProvideCredentials", "username": "anyone", "password": self._password}
+            self._send("Fetch.continueWithAuth", requestId=message["params"]["requestId"], authChallengeResponse=answer)
         if message.get("method") == "Runtime.exceptionThrown":
             self.errors.append(message["params"]["exceptionDetails"]["exception"].get("description", "an exception"))
         elif message.get("method") == "Log.entryAdded" and message["params"]["entry"]["level"] == "error":

@@ -199,6 +199,24 @@ def test_the_chat_box_asks_for_a_key_where_one_is_needed(upstream, chromium, tmp
     chromium.open("about:blank")
 
 
+def test_off_loopback_the_browser_logs_in_with_the_key_and_the_page_lives(upstream, chromium, tmp_path):
+    config = {
+        "server": {"host": "0.0.0.0"}, "auth": {"keys": [{"name": "ops", "key": "open-sesame"}]},
+        "backends": {"up": {"url": upstream.url, "health": None}}, "routes": [{"match": "*", "to": "up"}],
+    }  # fmt: skip
+    with running(config, tmp_path) as server:
+        chromium.log_in("open-sesame")
+        chromium.open(f"http://127.0.0.1:{server.port}/ui")
+        chromium.wait(LIVE)
+        chromium.click("#model")
+        chromium.type("some-name")
+        chromium.click("#explain")
+        chromium.wait("document.querySelector('#explained').innerText.includes('some-name goes to route')")
+        chromium.wait("!document.querySelector('#key-field').hidden")  # the login is for the page, the APIs ask for the key itself
+        chromium.open("about:blank")
+        chromium.call("Fetch.disable")
+
+
 def test_a_hidden_page_stops_watching(page, laya):
     def watched() -> bool:
         return page.run("stream !== null")
