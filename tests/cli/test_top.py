@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -62,6 +63,8 @@ def test_it_goes_on_when_the_server_comes_back(upstream, tmp_path):
                 back = ""
                 while "up 0 s" not in back and "up 1 s" not in back and "up 2 s" not in back and time.monotonic() < until:
                     back += top.stdout.readline()
+            top.send_signal(signal.SIGINT)
+            assert top.wait(20) == 0  # Ctrl-C is how one ends it
         finally:
             top.kill()
             top.wait(10)

@@ -6,6 +6,7 @@ In: frames of /ui/events from a running server. Out: text on stdout, drawn anew 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import time
@@ -38,7 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(screen(next(frames(running)), console.width))
         return exits.OK
     frame = next(frames(running))  # a server that is not there is an error, one that goes away is not
-    with Live(screen(frame, console.width), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+    with (
+        contextlib.suppress(KeyboardInterrupt),  # how one ends it
+        Live(screen(frame, console.width), console=console, screen=console.is_terminal, auto_refresh=False) as live,
+    ):
         while True:
             try:
                 for frame in frames(running):
@@ -46,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
             except exits.CommandFailed as failed:
                 live.update(lost(str(failed)), refresh=True)
             time.sleep(RETRY_S)
+    return exits.OK
 
 
 def frames(running: server.Running) -> Iterator[dict[str, Any]]:
