@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 
 import msgspec
 
@@ -26,10 +26,10 @@ class Page(msgspec.Struct, frozen=True):
 def page() -> Page:
     """The whole document and its headers. The policy names the one script and the one style by their hashes: whatever a
     client's name might smuggle into the page, nothing else runs."""
-    here = resources.files(__name__)
-    style = here.joinpath("style.css").read_text("utf-8")
-    script = "\n".join(here.joinpath(name).read_text("utf-8") for name in SCRIPTS)
-    body = here.joinpath("index.html").read_text("utf-8").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script).encode()
+    here = Path(__file__).parent
+    style = (here / "style.css").read_text("utf-8")
+    script = "\n".join((here / name).read_text("utf-8") for name in SCRIPTS)
+    body = (here / "index.html").read_text("utf-8").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script).encode()
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
