@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import socket
+import subprocess
+import time
 import types
 from pathlib import Path
 
@@ -146,6 +149,30 @@ def test_a_session_table_that_cannot_be_written():
     config = loads("router: {mode: persistent, path: /nowhere/at/all.sqlite}\nbackends: {b: {url: 'http://h:1'}}\nroutes: [{match: '*', to: b}]")
     (finding,) = doctor_machine.storage(config)
     assert finding.state == "fail" and "router.path" in finding.mend
+
+
+def shared(url: str):
+    return loads(f"router: {{mode: shared, redis: '{url}'}}\nbackends: {{b: {{url: 'http://h:1'}}}}\nroutes: [{{match: '*', to: b}}]")
+
+
+def test_a_common_table_that_does_not_answer_is_told_without_its_password():
+    (finding,) = doctor_machine.storage(shared("redis://:hush@127.0.0.1:9/0"))
+    assert finding.state == "warn" and "works alone" in finding.text and "hush" not in finding.text + finding.mend
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
+def test_a_common_table_that_answers(tmp_path):
+    path = tmp_path / "redis.sock"
+    command = ["redis-server", "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            until = time.monotonic() + 20
+            while not path.exists() and time.monotonic() < until:
+                time.sleep(0.02)
+            (finding,) = doctor_machine.storage(shared(f"unix://{path}"))
+            assert finding.state == "ok" and "version" in finding.text
+        finally:
+            process.terminate()
 
 
 class Driver:

@@ -24,6 +24,7 @@ TESTED_PYTHON = ((3, 11), (3, 13))  # oldest and newest that the tests have run 
 NVIDIA = "/dev/nvidiactl"  # there wherever the driver is
 # Descriptors besides connections: files, listeners, the session table, pipes to commands, and some to spare.
 OTHER_FILES = 64
+REDIS_S = 2.0  # a table that is slower than this is of no use to routing
 
 
 def python() -> Iterator[Finding]:
@@ -128,6 +129,10 @@ def limits(config: Config) -> Iterator[Finding]:
 
 
 def storage(config: Config) -> Iterator[Finding]:
+    """Where the session table and stored conversations are kept besides memory."""
+    if config.router.mode == "shared":
+        yield shared_table(config.router.redis)
+        return
     version = sqlite3.sqlite_version
     if config.router.mode not in ("hybrid", "persistent"):
         yield Finding("sqlite", OK, f"{version}, not used in mode {config.router.mode}")
@@ -138,3 +143,18 @@ def storage(config: Config) -> Iterator[Finding]:
         yield Finding("sqlite", FAIL, f"{path} cannot be written", f"chown $(id -un) {folder}, or set router.path")
     else:
         yield Finding("sqlite", OK, f"{version}, {path}")
+
+
+def shared_table(url: str) -> Finding:
+    """Whether the common table answers; its URL may hold a password and is not shown."""
+    try:
+        from redis import Redis, RedisError
+    except ImportError:
+        return Finding("redis", FAIL, "router.mode shared needs the redis package", "pip install 'laya-server[shared]'")
+    try:
+        with Redis.from_url(url, socket_timeout=REDIS_S, socket_connect_timeout=REDIS_S) as client:
+            version = client.info("server").get("redis_version", "of an unknown version")
+    except (RedisError, OSError, ValueError) as exc:
+        text = f"the common table does not answer ({type(exc).__name__}): until it does each router works alone"
+        return Finding("redis", WARN, text, "start it, or set router.redis to where it is")
+    return Finding("redis", OK, f"the common table answers, version {version}")
