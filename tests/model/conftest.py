@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import gguf
 import pytest
 import torch
@@ -15,6 +17,18 @@ from . import gguf_files, tiny
 def _one_thread():
     """Tiny products gain nothing from a second thread, and waiting for one on a busy machine costs the most."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _device():
+    """`LAYA_TEST_DEVICE=cuda`, as tools/gpu_check.sh sets it: models that tests load go there."""
+    device = os.environ.get("LAYA_TEST_DEVICE", "cpu")
+    if device == "cpu":
+        yield
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("laya.model.load.pick_device", lambda asked: torch.device(device))
+            yield
 
 
 @pytest.fixture(scope="session")

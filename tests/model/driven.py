@@ -74,11 +74,9 @@ class Driven(Engine):
         raise AssertionError("the package preempted by itself")
 
     def turn(self) -> bool:
-        before = self.loop.scheduler.running
-        reading = bool(self.theirs.waiting) or any(s.num_generated == 0 for s in before)
         busy = super().turn()
-        if busy:
-            self.read.append(reading)
+        if busy and self.runner._rows is not None:
+            self.read.append(any(row.end - row.start > 1 for row in self.runner._rows))
         return busy
 
     def check(self) -> None:

@@ -232,7 +232,7 @@ def test_decodes_go_on_between_prompts(engine):
         engine.ask(prompt(200, 2 + i), 2)
     while running.end is None:
         engine.turn()
-    assert not any(a and b for a, b in zip(engine.read[1:], engine.read[2:], strict=False))
+    assert sum(engine.read) > 5 and not any(a and b for a, b in zip(engine.read[1:], engine.read[2:], strict=False))
     engine.settle()
 
 
@@ -280,6 +280,31 @@ def test_a_step_that_fails_ends_its_sequences_and_no_other(engine, referee, monk
     assert running.token_ids() == referee.greedy(prompt(30, 1), 30)
     assert again.started.cached_tokens == 0, "blocks of a step that failed hold nothing"
     assert again.token_ids() == referee.greedy(ids, 20) and same.token_ids() == referee.greedy(ids, 5)
+
+
+def test_blocks_of_a_failed_step_are_found_by_nobody_in_versions_that_keep_keys(engine, referee, monkeypatch):
+    """Upstream leaves a block's key in its table until the block has another owner."""
+    manager, ids = engine.theirs.block_manager, prompt(600, 13)
+    deallocate = manager.deallocate
+
+    def keeps_keys(sequence):
+        keys = dict(manager.hash_to_block_id)
+        known = {block: (manager.blocks[block].hash, manager.blocks[block].token_ids) for block in keys.values()}
+        deallocate(sequence)
+        manager.hash_to_block_id.update(keys)
+        for block, (key, token_ids) in known.items():
+            manager.blocks[block].update(key, token_ids)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manager, "deallocate", keeps_keys)
+        broken = break_steps(engine, patch, lambda sequences, reads: not broken)
+        hurt, again = engine.ask(ids, 5), engine.ask(ids, 5)
+        engine.settle()
+        assert isinstance(hurt.end, EngineFailed) and again.token_ids() == referee.greedy(ids, 5)
+        assert again.started.cached_tokens == 0
+        after = engine.ask(ids, 5)
+        engine.settle()
+        assert after.started.cached_tokens == 512 and after.token_ids() == referee.greedy(ids, 5)
 
 
 def test_a_decode_that_fails_ends_what_was_in_it_and_the_engine_goes_on(engine, referee, monkeypatch):
