@@ -115,18 +115,19 @@ def polite(asked: Asked) -> list:
 class ScriptedUpstream:
     """`with ScriptedUpstream(script) as upstream: upstream.url ...`; `script` may be replaced at any time."""
 
-    def __init__(self, script: Script = polite, port: int = 0, path: str | None = None) -> None:
+    def __init__(self, script: Script = polite, port: int = 0, path: str | None = None, host: str = "127.0.0.1") -> None:
         self.script = script
         self.asked: list[Asked] = []
         self.connections = 0
         self._port = port
         self._path = path
+        self._host = host
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
 
     @property
     def url(self) -> str:
-        return f"unix:{self._path}" if self._path else f"http://127.0.0.1:{self.port}/v1"
+        return f"unix:{self._path}" if self._path else f"http://{self._host}:{self.port}/v1"
 
     def __enter__(self) -> ScriptedUpstream:
         self._thread.start()
@@ -153,7 +154,7 @@ class ScriptedUpstream:
         if self._path:
             server = await asyncio.start_unix_server(self._serve, self._path)
         else:
-            server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+            server = await asyncio.start_server(self._serve, self._host, self._port)
             self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stop.wait()

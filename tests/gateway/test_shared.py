@@ -236,6 +236,16 @@ def test_a_router_learns_that_another_moved_a_session(loops):
     second.on_tick(1000.0)
     loops[1].settle()
     assert second.find(KEY) == "b"
+    first.on_tick(1000.0)
+    first.assign(KEY, "c", lambda: None)
+    first.assign(KEY, "a", lambda: None)
+    for turn in range(3):
+        first.on_tick(1001.0 + turn)
+        loops[0].settle()
+        assert first.find(KEY) == "a", "its own moves are no news"
+    second.on_tick(1001.0)
+    loops[1].settle()
+    assert second.find(KEY) == "a"
 
 
 def test_a_redis_that_lost_everything_learns_it_from_those_who_use_it(loops, store):

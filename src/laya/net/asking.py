@@ -38,8 +38,8 @@ class Asker:
     async def __aexit__(self, *_) -> None:
         self._writer.transport.abort()
 
-    async def ask(self, path: str) -> tuple[int, bytes] | None:
-        """None: the connection ended or what came is no answer."""
+    async def ask(self, path: str, *, whole: bool = True) -> tuple[int, bytes] | None:
+        """None: the connection ended, or what came is no answer. Not `whole`: the status will do, and no question follows."""
         self._writer.write(open_request_head(b"GET", path.encode(), self._authority, self._headers) + b"\r\n")
         self._parser.expect(b"GET")
         status, parts = 0, []
@@ -55,8 +55,8 @@ class Asker:
                 if event is NEED_DATA:
                     return None
             if type(event) is Response:
-                if event.body is not None:
-                    return event.status, event.body
+                if event.body is not None or not whole:
+                    return event.status, event.body or b""
                 status = event.status
             elif type(event) is BodyData:
                 parts.append(event.data)

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from laya.net.asking import Asker
+from laya.net.health import FALL
 
 # How often an engine that is ready is asked again: within its keep-alive time, so that only its end closes the connection.
 PERIOD_S = 2.0
@@ -27,6 +28,7 @@ class EngineLink:
     def __init__(self, backend) -> None:
         self._backend = backend
         self._task: asyncio.Task | None = None
+        self._reached = False  # its host took the last connection
         backend.pool.absent = "the engine process is not ready"
         backend.pool.on_unreachable = self._away
 
@@ -38,10 +40,16 @@ class EngineLink:
             self._task.cancel()
 
     async def _watch(self) -> None:
+        silent = 0
         while True:
+            self._reached = False
             try:
                 await self._talk()
-            except (OSError, UnicodeError, TimeoutError):
+            except (OSError, UnicodeError, TimeoutError) as exc:
+                # Refused or not there: its host lives, and has told whoever waited for an answer.
+                gone = not self._reached and not isinstance(exc, ConnectionError | FileNotFoundError)
+                silent = silent + 1 if gone else 0
+                self._backend.pool.unreachable = silent >= FALL
                 self._away()
                 await asyncio.sleep(AWAY_S)
 
@@ -51,6 +59,8 @@ class EngineLink:
         asker = Asker(backend.pool.address, backend.authority, backend.headers, backend.pool.tls)
         async with asyncio.timeout(TIMEOUT_S):
             await asker.__aenter__()
+        self._reached = True
+        backend.pool.unreachable = False
         asked = 0
         try:
             while True:

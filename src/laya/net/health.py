@@ -1,7 +1,8 @@
 """Active health: each backend's health path is asked for every few seconds, over a connection of its own.
 
-In: backends with their pools. Out: `backend.healthy`. It touches no count of real traffic; a backend that is back after failed
-probes may be tried at once, by the one request that its breaker lets through. Loop thread only.
+In: backends with their pools. Out: `backend.healthy`, and `pool.unreachable` where not even a connection to its host can be
+made: calls that wait there for their first byte then go elsewhere. It touches no count of real traffic; a backend that is back
+after failed probes may be tried at once, by the one request that its breaker lets through. Loop thread only.
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from laya.wire.messages import NEED_DATA, Limits, Response
-from laya.wire.outbound import Outbound
-from laya.wire.reply import open_request_head
+from laya.net.asking import Asker
 
 PERIOD_S = 5.0  # as often as load balancers commonly probe
 SICK_PERIOD_S = 1.0  # a sick one, so that it is taken in again soon; a refused connection costs nobody anything
@@ -39,15 +38,23 @@ class HealthProbe:
         self.watch([])
 
     async def _watch(self, backend) -> None:
-        failures = 0
+        failures = silent = 0
+        pool = backend.pool
         while True:
+            answer, reached = False, False
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    answer = await _probe(backend)
+                    async with Asker(pool.address, backend.authority, backend.headers, pool.tls) as asker:
+                        reached = True
+                        answer = _means(await asker.ask(backend.settings.health, whole=False))
+            except ConnectionRefusedError:
+                reached = True  # its host lives: what runs there may be ending in order
             except (OSError, UnicodeError, TimeoutError):
-                answer = False
+                pass
+            silent = 0 if reached else silent + 1
+            pool.unreachable = silent >= FALL
             if answer and failures:
-                backend.breaker.hasten(backend.pool.clock.now)
+                backend.breaker.hasten(pool.clock.now)
             failures = failures + 1 if answer is False else 0
             if answer is not False or failures >= FALL or backend.healthy is None:
                 backend.healthy = answer
@@ -55,34 +62,11 @@ class HealthProbe:
             await asyncio.sleep(period * random.uniform(1 - JITTER, 1 + JITTER))
 
 
-async def _probe(backend) -> bool | None:
+def _means(answer: tuple[int, bytes] | None) -> bool | None:
     """Whether it can serve; None when the path says nothing of that: the server answers, and has no such page for us."""
-    address = backend.pool.address
-    if address.unix is not None:
-        reader, writer = await asyncio.open_unix_connection(address.unix)
-    else:
-        reader, writer = await asyncio.open_connection(address.host, address.port, ssl=backend.pool.tls)
-    try:
-        target = backend.settings.health.encode()
-        writer.write(open_request_head(b"GET", target, backend.authority, backend.headers) + b"\r\n")
-        parser = Outbound(Limits(max_body_bytes=1 << 20))  # a health page says little
-        parser.expect(b"GET")
-        while True:
-            data = await reader.read(65536)
-            if data:
-                parser.receive(data)
-            else:
-                parser.receive_eof()
-            event = parser.next_event()
-            if event is not NEED_DATA or not data:
-                return _means(event)
-    finally:
-        writer.transport.abort()
-
-
-def _means(event) -> bool | None:
-    if not isinstance(event, Response):
+    if answer is None:
         return False
-    if 400 <= event.status < 500 and event.status != 429:
+    status = answer[0]
+    if 400 <= status < 500 and status != 429:
         return None
-    return event.status < 400
+    return status < 400

@@ -191,9 +191,12 @@ class UpstreamConnection:
     def resume_writing(self) -> None: ...
 
     def on_tick(self, now: float) -> None:
+        call = self.call
+        if call is not None and not self._in_body and self.pool.unreachable:
+            self._fail(call, self._cut(), "the backend's host cannot be reached any more")
+            return
         if now <= self.deadline:
             return
-        call = self.call
         if call is None:
             self._detach()
             self.transport.abort()  # idle long enough

@@ -6,6 +6,7 @@ on by its own table, and what it assigned meanwhile is written when Redis is bac
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +16,13 @@ from laya.routing.sessions.redis_link import RedisLink
 
 # A session that nobody used for so long is forgotten: no backend has its KV cache any more.
 SESSION_TTL_S = 86_400
-# Sessions in use are confirmed this often, so many at a time: it keeps them from expiring, and a router learns within that time
-# that another one has moved a session.
+# Sessions in use are confirmed this often, so many at a time: it keeps them from expiring, and brings them back to a Redis that
+# has lost them.
 CONFIRM_EVERY_S, CONFIRM_AT_ONCE = 10.0, 1000
 _PREFIX = b"laya:session:"
+# Sessions that went to another target, as a stream that every router reads four times a second. More moves than this between
+# two looks are those of a lost backend, which every router sees by itself.
+_MOVES, MOVES_KEPT = "laya:moves", 4096
 # The first of two routers that meet a new session at the same moment decides for both.
 _CLAIM = (
     "local had = redis.call('GET', KEYS[1]) if had then return had end "
@@ -37,6 +41,9 @@ class SharedSessions:
         self._later = later
         self._used: set[bytes] = set()
         self._confirm_at = 0.0
+        self._own = os.urandom(8)  # our name in the stream of moves
+        self._read_to: bytes | str = "0-0"  # the last move that was seen
+        self._reading = False
 
     def find(self, key: bytes) -> str | None:
         target = self._hot.get(key)
@@ -73,9 +80,15 @@ class SharedSessions:
             self._claim(key, target)
         else:
             self._link.send("SET", _PREFIX + key, target, "EX", SESSION_TTL_S, keep=True)
+            move = ("key", key, "to", target, "by", self._own)
+            self._link.send("XADD", _MOVES, "MAXLEN", "~", MOVES_KEPT, "*", *move, keep=True)
         return True
 
     def on_tick(self, now: float) -> None:
+        if self._link.state == "ok" and not self._reading:
+            self._reading = self._link.send(
+                "XREAD", "COUNT", MOVES_KEPT, "STREAMS", _MOVES, self._read_to, done=self._moved_elsewhere
+            )
         if now < self._confirm_at:
             return
         self._confirm_at = now + CONFIRM_EVERY_S
@@ -83,6 +96,17 @@ class SharedSessions:
         if self._link.state == "ok":
             for key in used:
                 self._claim(key, self._hot.get(key), confirm=True)
+
+    def _moved_elsewhere(self, answer: Any) -> None:
+        """What other routers moved: of the sessions that are known here only."""
+        self._reading = False
+        streams = answer.items() if isinstance(answer, dict) else answer if isinstance(answer, list) else ()
+        for _, moves in streams:
+            for number, fields in _entries(moves):
+                self._read_to = number
+                key = fields.get(b"key")
+                if key in self._hot and fields.get(b"by") != self._own:
+                    self._hot.put(key, _text(fields.get(b"to")))
 
     def status(self) -> dict[str, Any]:
         status = {"mode": "shared", "entries": len(self._hot), **self._link.status()}
@@ -111,6 +135,14 @@ class SharedSessions:
     def _learn(self, key: bytes, claimed: str, holds: str | None) -> None:
         if holds is not None and holds != claimed and self._hot.get(key) == claimed:  # not moved again meanwhile
             self._hot.put(key, holds)
+
+
+def _entries(moves: Any):
+    """(id, fields) of a stream's part, in whichever form the client's version gives it."""
+    if len(moves) == 1 and isinstance(moves[0], list):
+        moves = moves[0]
+    for number, fields in moves:
+        yield number, fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
 
 
 def _text(answer: Any) -> str | None:
