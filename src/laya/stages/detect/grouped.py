@@ -71,7 +71,11 @@ def _chains(window: Window, needle: bytes, out: Out) -> None:
     at = shape.find(needle, window.start - base)
     while 0 <= at < limit:
         end = 0
-        if text[base + at + 2] != 46 or _dotted(shape, at):
+        if needle is _PAIRS:
+            likely = _begins_with_pair(shape, at, text[base + at])
+        else:
+            likely = text[base + at + 2] != 46 or _dotted(shape, at)
+        if likely:
             start = max(done, at - _BACK, shape.rfind(b"x", at - _BACK if at > _BACK else 0, at) + 1)
             if shape[start] != 48 or (start and shape[start - 1] == 48):
                 start = shape.find(b"-0", start, at + 1) + 1 or at
@@ -95,9 +99,14 @@ def _chains(window: Window, needle: bytes, out: Out) -> None:
         at = shape.find(needle, end or at + 1)
 
 
+def _begins_with_pair(shape: bytes, at: int, first: int) -> bool:
+    """Four pairs, of a number that begins with the first of them, and that with 0: else they are of a date."""
+    return first == 48 and (at == 0 or shape[at - 1] != 48)
+
+
 def _dotted(shape: bytes, at: int) -> bool:
     """Two groups with a dot between them are mostly a decimal fraction or an address: those looked for have a third."""
-    return shape[at - 1 : at + 8] == b"000-000-0" or shape[at - 1 : at + 9] == b"000-0000-0" or shape[at : at + 11] == _PAIRS
+    return shape[at - 1] == 48 and b"-" in shape[at + 6 : at + 8]
 
 
 def _read(window: Window, text: bytes, start: int) -> Span | None:

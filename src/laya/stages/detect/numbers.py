@@ -15,11 +15,14 @@ from collections.abc import Callable
 
 from laya.stages.detect import checksums, grouped, phones
 from laya.stages.detect.cards import is_card
-from laya.stages.detect.window import CAPITALS, NEAR, Span, Window, after_word, before_word
+from laya.stages.detect.window import CAPITALS, LETTERS, NEAR, Span, Window, after_word, before_word
 
 _EIGHT = b"00000000"
 _CAPITAL_SIX = b"A000000"
 _NAMED = frozenset({8, 9, 10, 12})
+_SIGNS = frozenset(b" =:#")
+_LETTERS = frozenset(LETTERS)
+_NAMING = phones.ENDINGS | {b"sn", b"ar", b"ai", b"is"}  # and the ends of the names of identity numbers of these lengths
 _MAX_SOLID = 19  # the longest card number; longer runs of digits are none of ours
 _solid_end = re.compile(rb"0+").match
 _HONG_KONG = re.compile(rb"\(([0-9Aa])\)")
@@ -38,20 +41,25 @@ def find_numbers(window: Window, out: Out) -> None:
 
 def _solid(window: Window, out: Out) -> None:
     """Runs of eight or more digits, each looked at once."""
-    shape, base = window.numbers, window.base
-    at, limit = shape.find(_EIGHT, window.start - base), window.end - base
+    shape, base, text = window.numbers, window.base, window.text
+    at, limit, size = shape.find(_EIGHT, window.start - base), window.end - base, len(shape)
     while 0 <= at < limit:
         end = _solid_end(shape, at).end()
         length = end - at
-        if length <= _MAX_SOLID and not (at and shape[at - 1] == 48):  # else it began in the window before
-            # Most numbers of these lengths need a word in front of them, and have another number there.
-            named = length in _NAMED and shape.rfind(b"0", at - NEAR if at > NEAR else 0, at) >= 0
-            if (
-                not named or base + at - window.phone_end <= NEAR or shape[at - 1] == 65 or shape[end : end + 1] == b"A"
-                or b")" in window.text[base + at - 2 : base + at]
-            ):  # fmt: skip
+        # Most numbers of these lengths need a word in front of them, and have another number or another word there.
+        if not (
+            length in _NAMED and shape[at - 1] != 65 and (end == size or shape[end] != 65)
+            and (_other_word(text, base + at) or shape.rfind(b"0", at - NEAR if at > NEAR else 0, at) >= 0)
+            and text[base + at - 1] != 41 and text[base + at - 2] != 41 and base + at - window.phone_end > NEAR
+        ):  # fmt: skip
+            if length <= _MAX_SOLID and not (at and shape[at - 1] == 48):  # else it began in the window before
                 _keep(window, _BY_LENGTH[length](window, base + at, base + end), out)
         at = shape.find(_EIGHT, end)
+
+
+def _other_word(text: bytes, start: int) -> bool:
+    """One sign stands before the number, and before it a word that announces none: `id=`."""
+    return text[start - 1] in _SIGNS and text[start - 2] in _LETTERS and text[start - 3 : start - 1].lower() not in _NAMING
 
 
 def _lettered(window: Window, out: Out) -> None:
@@ -147,15 +155,11 @@ def _ten(window: Window, start: int, end: int) -> Span | None:
 def _eleven(window: Window, start: int, end: int) -> Span | None:
     text = window.text
     if text[start] == 49 and text[start + 1] > 50 and _alone(text, start, end):
-        return start, end, "phone"  # a Chinese mobile number; other numbers of eleven digits do not begin with 13 to 19
-    if not window.may_be_named(start) or not _alone(text, start, end):
-        return None
-    digits = text[start:end]
-    span = _named(
-        window, start, end, digits, ("pesel", checksums.polish), ("cpf", checksums.brazilian), ("steuer", checksums.german),
+        return start, end, "phone"  # a Chinese mobile number; the identity numbers below do not begin with 13 to 19
+    return _announced(
+        window, start, end, ("pesel", checksums.polish), ("cpf", checksums.brazilian), ("steuer", checksums.german),
         ("tckn", checksums.turkish),
     )  # fmt: skip
-    return span or _announced(window, start, end)
 
 
 def _twelve(window: Window, start: int, end: int) -> Span | None:
@@ -217,11 +221,12 @@ def _announced(window: Window, start: int, end: int, *forms: tuple[str, Callable
     if start > 4 and (text[start - 1] == 41 or text[start - 2] == 41) and (span := grouped.read_bracketed(window, start)):
         return span
     announced = phones.may_be_announced(window, start)
-    if not (announced or forms and window.may_be_named(start)) or not _alone(text, start, end):
-        return None
     digits = text[start:end]
-    if forms and (span := _named(window, start, end, digits, *forms)) is not None:
-        return span
+    passed = [tag for tag, check in forms if check(digits)] if forms and window.may_be_named(start) else []
+    if not (announced or passed) or not _alone(text, start, end):
+        return None
+    if passed and any(True for _ in window.before(start, tuple(passed))):
+        return start, end, "id"
     return (start, end, "phone") if announced and phones.is_announced(window, start, digits) else None
 
 

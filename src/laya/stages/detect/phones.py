@@ -37,7 +37,7 @@ _GAP = re.compile(
 )
 # Most numbers that no word announces show it by the last two letters in front of them: these are those of such words.
 _SIGNS = b" \t:=\"'#.,()[]{}<>*|/+-\x00\x01\\"
-_ENDINGS = frozenset(
+ENDINGS = frozenset(
     b"el ne le il ax ll pp ms xt al ng ch ct le re on dy ed rs er no nr um me us im em at is to or rk ce sk he my ur au es st"
     b" in it as se um ile ro".split()
 ) | frozenset(bytes([a]) for a in b"lr")
@@ -97,7 +97,7 @@ def may_be_announced(window: Window, start: int) -> bool:
     if 0 <= start - window.phone_end <= NEAR:
         return True
     word = window.text[max(0, start - 10) : start].rstrip(_SIGNS)[-2:]
-    return word.lower() in _ENDINGS or word[-1:] >= b"\x80"
+    return word.lower() in ENDINGS or word[-1:] >= b"\x80"
 
 
 def is_announced(window: Window, start: int, digits: bytes) -> bool:

@@ -35,13 +35,17 @@ _TOKENS = re.compile(
 _BEGINNINGS = frozenset(
     b"ey /s sk rk pk wh gh gi gl AK AS AB AC xo xa AI ya GO hf np py gs r8 pp nv do sh SK SG dc li se nt AG LT".split()
 )
+# The last two letters of the names for secrets: most values have another name, and need no further look.
+_SIGNS = b" \t:=>\"'`]([\x00\x01\\"
+_ENDINGS = frozenset(b"et en ey th al rd wd se er ic ue 64 ng v1 v2 v3 v4 v5 -1 -2".split())
 _AHEAD = frozenset(b" =:\"'`>\\\x01\xaf\xba\x9a")  # the byte before a value that was given to a name
+_BEFORE_BLANK = frozenset(b"=:>rRcCnNtTyY\"'`\x01") | frozenset(range(128, 256))  # and the byte before a blank there
 # The ends of bearer, basic, token, secret and key, with a blank behind them.
 _BEARER = frozenset([b"r ", b"R ", b"c ", b"C ", b"n ", b"N ", b"t ", b"T ", b"y ", b"Y "])
 _CHINESE_IS = (b"\x98\xaf", b"\xb8\xba", b"\xbc\x9a")  # the ends of three characters that mean "is"
 # What stands between a name and its value. A name may go on (`token_value`), but not to a count or a kind of it.
 _ASSIGN = re.compile(
-    rb"(?:[_\-](?:key|value|id|base64|string|header|v[0-9]))?[\"'`\]\x00\x01\\]{0,6}[ \t]{0,8}"
+    rb"(?:[_\-](?:key|value|base64|string|header|v[0-9]))?[\"'`\]\x00\x01\\]{0,6}[ \t]{0,8}"
     rb"(?:=>|:=|==?|:|\xef\xbc\x9a|\xe6\x98\xaf|\xe4\xb8\xba)[ \t\\]{0,8}[\"'`\x00\x01(\\]{0,6}(?:bearer |basic |token )?"
 ).fullmatch
 _AFTER_BEARER = re.compile(rb"[ :=\"'\x00\x01]{1,4}").fullmatch
@@ -98,10 +102,12 @@ def _runs(window: Window, out: list[Span]) -> None:
         inner = text.find(b"/", start, searched)
         if inner >= 0 and _in_path(text, inner, searched, out):
             continue
-        if start and text[start - 1] in _AHEAD:
+        if start > 1 and text[start - 1] in _AHEAD and (text[start - 1] != 32 or text[start - 2] in _BEFORE_BLANK):
             ahead = text[max(0, start - 5) : start]
             if b"=" in ahead or b":" in ahead or ahead[-2:] in _BEARER or ahead.rstrip(b" ")[-2:] in _CHINESE_IS:
-                _given(window, start, out)
+                name = text[max(0, start - 12) : start].rstrip(_SIGNS)
+                if name[-2:].lower() in _ENDINGS or name[-1:] >= b"\x80":
+                    _given(window, start, out)
 
 
 def _in_path(text: bytes, slash: int, end: int, out: list[Span]) -> bool:
@@ -167,6 +173,7 @@ def _passwords(window: Window, out: list[Span]) -> None:
                 value = _VALUE(text, found.end())
                 if value is not None and _is_password(given := value[0].rstrip(b".,:;?")):
                     out.append((found.end(), found.end() + len(given), "secret"))
+                    at = found.end() + len(given) - base - len(word)  # the value is not searched itself
             at = lower.find(word, at + len(word))
 
 
@@ -184,11 +191,11 @@ def _blocks(window: Window, out: list[Span]) -> None:
     text = window.text
     at = text.find(_BEGIN, window.start, window.end)
     while at >= 0:
+        end = at + len(_BEGIN)
         head = _KEY_BLOCK(text, at)
         if head is not None:
-            tail = _KEY_END(text, head.end(), min(len(text), at + _MAX_BLOCK))
-            body = None if tail is not None else _BODY(text, head.end(), min(len(text), at + _MAX_BLOCK))
-            end = tail.end() if tail is not None else body.end() if body is not None else head.end()
+            stop = min(len(text), at + _MAX_BLOCK)
+            found = _KEY_END(text, head.end(), stop) or _BODY(text, head.end(), stop) or head
+            end = found.end()
             out.append((at, end, "secret"))
-        at = text.find(_BEGIN, at + len(_BEGIN), window.end)
-
+        at = text.find(_BEGIN, end, window.end) if end < window.end else -1

@@ -12,7 +12,6 @@ keywords over the whole text is several times slower, so Aho-Corasick reads only
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator
 
 import ahocorasick
@@ -22,8 +21,6 @@ LEFT = 64  # bytes before a window that walking back may need: the longest numbe
 RIGHT = 64  # bytes behind it, in which a candidate that begins at its end still shows its shape
 NEAR = 5  # bytes before a number in which another one shows that no word announces this one
 TAIL = 48  # how far before a value its keyword may stand: `"client_secret" => "` with blanks, or 12 CJK characters and a colon
-# Candidates of one window that read their own tail; from then on the whole window is read once (1.5 us against 1.5 ms).
-TAILS_EACH = 64
 
 Span = tuple[int, int, str]
 
@@ -87,7 +84,7 @@ _WORDS = _automaton()
 class Window:
     """Bytes `start` to `end` of `text` (absolute); `cut` and its shapes begin at `base`."""
 
-    __slots__ = ("text", "start", "end", "base", "cut", "numbers", "phone_end", "_lower", "_tails", "_found", "_ends", "_runs")
+    __slots__ = ("text", "start", "end", "base", "cut", "numbers", "phone_end", "_lower", "_runs")
 
     def __init__(self, text: bytes, start: int, end: int) -> None:
         self.text = text
@@ -99,9 +96,6 @@ class Window:
         self.phone_end = -9  # where the last telephone number ended: the next of a list needs no word of its own
         self._runs: list[tuple[int, int]] | None = None
         self._lower: bytes | None = None
-        self._tails = 0
-        self._found: list[tuple[int, str, int]] | None = None
-        self._ends: list[int] = []
 
     @property
     def lower(self) -> bytes:
@@ -139,24 +133,11 @@ class Window:
     def before(self, at: int, tags: tuple[str, ...]) -> Iterator[tuple[str, bytes, int]]:
         """Keywords of these tags that end at most `TAIL` bytes before `at`, nearest first: (tag, the text between in lower
         case, where the keyword begins in `text`)."""
-        self._tails += 1
-        if self._tails <= TAILS_EACH:
-            start = max(0, at - TAIL)
-            tail = self.text[start:at].lower()
-            for end, (tag, length) in reversed(list(_WORDS.iter(tail.decode("latin-1")))):
-                if tag in tags:
-                    yield tag, tail[end + 1 :], start + end + 1 - length
-            return
-        if self._found is None:
-            self._found = [(end + 1, *about) for end, about in _WORDS.iter(self.lower.decode("latin-1"))]
-            self._ends = [found[0] for found in self._found]
-        place = at - self.base
-        index = bisect.bisect_right(self._ends, place) - 1
-        while index >= 0 and self._ends[index] >= place - TAIL:
-            end, tag, length = self._found[index]
+        start = max(0, at - TAIL)
+        tail = self.text[start:at].lower()
+        for end, (tag, length) in reversed(list(_WORDS.iter(tail.decode("latin-1")))):
             if tag in tags:
-                yield tag, self.lower[end:place], self.base + end - length
-            index -= 1
+                yield tag, tail[end + 1 :], start + end + 1 - length
 
 
 def windows(text: bytes) -> Iterator[Window]:
