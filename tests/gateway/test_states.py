@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,3 +43,14 @@ def test_an_exchange_ends_once():
     with pytest.raises(RuntimeError):
         exchange._end("ok")
     exchange.cancel()  # a client that leaves after the end changes nothing
+
+
+def test_the_exchange_after_the_wait_for_a_worker_keeps_the_requests_id_and_all_of_its_time():
+    ids = iter([b"req-1", b"req-2"])
+    gateway = SimpleNamespace(new_request_id=lambda: next(ids))
+    connection, plan = SimpleNamespace(exchange=None), SimpleNamespace(request_id=None)
+    waiting = connection.exchange = Exchange(gateway, connection, None, b"", plan)
+    taken_up = Exchange(gateway, connection, None, b"", plan)
+    assert (taken_up.request_id, taken_up.began) == (b"req-1", waiting.began)
+    connection.exchange = None
+    assert Exchange(gateway, connection, None, b"", plan).request_id == b"req-2"

@@ -56,8 +56,12 @@ class Exchange:
         self.request = request
         self.body = body
         self.plan = plan  # what the gateway made of the head
-        self.request_id: bytes = plan.request_id or gateway.new_request_id()
-        self.began = perf_counter()
+        before = connection.exchange
+        if before is None:
+            self.request_id: bytes = plan.request_id or gateway.new_request_id()
+            self.began = perf_counter()
+        else:  # which held the request's place until it was read: one request, one id, and all of its time
+            self.request_id, self.began = before.request_id, before.began
 
     # -- called by the connection --------------------------------------------------------------------------------------
 

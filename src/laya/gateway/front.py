@@ -181,8 +181,9 @@ class Gateway:
         selection = self.selection
         name, route = selection.route_of(fields.model, plan)
         if (route.staged or connection.staged) and not connection.ready_for(route):
-            self.staging.prepare(connection, request, body, plan, fields, route)
-            return
+            connection = self.staging.prepare(connection, request, body, plan, fields, route)
+            if connection is None:
+                return
         candidates = selection.choose(route, fields) if plan.target is None else None
         if candidates is None:
             self.steering.steer(Way(connection, request, body, plan, fields, name, route))
