@@ -23,6 +23,7 @@ _FILES = frozenset(
 _ACCOUNTS = frozenset({b"git", b"hg", b"svn"})  # `git@host:path` names a repository, not a person
 _CREDENTIALS = re.compile(rb"://[^\s/@:\"'\x00-\x20]{0,128}:([^\s/@\"'\x00-\x20]{3,128})\Z").search
 _ESCAPED = b"nrtbf"
+_IRISH = re.compile(rb"[oOdD]'[A-Za-z.]+\Z").match
 
 
 def find_emails(window: Window, out: list[Span]) -> None:
@@ -84,7 +85,7 @@ def _local_start(text: bytes, at: int) -> int:
         start += 1
     local = text[start:at]
     for syntax in (b"=", b"?", b"&", b"`", b"'", b"|", b"{", b"}"):  # legal there, but rather somebody's syntax
-        if syntax in local:
+        if syntax in local and not (syntax == b"'" and _IRISH(local)):
             start += local.rindex(syntax) + 1
             local = text[start:at]
     while start < at and text[start] in b".!#$%&'*+-=?^`{|}~":

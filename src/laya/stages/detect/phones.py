@@ -29,7 +29,7 @@ _OTHER = (7, 12)
 _NORTH_AMERICAN = re.compile(rb"[2-9]\d\d[2-9]\d{6}")
 # Between a word such as "phone" and its number: "number is", "me at", "：", but no digit, no line's end and no other noun.
 _GAP = re.compile(
-    r"(?:s|ed|ing|ephone|efon|éfono|éphone|efono|efonnummer|r|z|le)?(?:[_-]?(?:number|no|num|nr))?(?![a-z])"
+    r"(?:s|ed|ing|ephone|efon|éfono|éphone|efono|efonnummer|r|z|le|ular|ulare)?(?:[_-]?(?:number|no|num|nr))?(?![a-z])"
     r"(?:[\s\"':=#.,()\[\]{}<>*|\x00\x01/+：（\-]"
     r"|\b(?:numbers?|no|nr|num|phone|me|us|him|her|them|at|on|is|to|or|cell|call|mobile|home|work|office|line|desk|contact"
     r"|dial|the|my|your|his|our|numéro|au|le|mon|por|al|el|número|es|ist|unter|meine|nummer|it|was|please)\b"
@@ -39,7 +39,7 @@ _GAP = re.compile(
 _SIGNS = b" \t:=\"'#.,()[]{}<>*|/+-\x00\x01\\"
 ENDINGS = frozenset(
     b"el ne le il ax ll pp ms xt al ng ch ct le re on dy ed rs er no nr um me us im em at is to or rk ce sk he my ur au es st"
-    b" in it as se um ile ro".split()
+    b" in it as se um ile ro ar".split()
 ) | frozenset(bytes([a]) for a in b"lr")
 _LISTED = re.compile(rb" ?(?:[,;/|]|or|and|\xe3\x80\x81|\xe6\x88\x96|\xe5\x92\x8c|\xef\xbc\x8c) ?").fullmatch
 

@@ -51,7 +51,7 @@ _ASSIGN = re.compile(
 _AFTER_BEARER = re.compile(rb"[ :=\"'\x00\x01]{1,4}").fullmatch
 _VALUE = re.compile(rb"[^\s\"'`<>(){}\[\],;\\\x00\x01\x80-\xff]{6,512}").match
 _SHORT = re.compile(
-    rb"(?:\xe5\xaf\x86\xe7\xa0\x81|\xe5\x8f\xa3\xe4\xbb\xa4)(?=[!-~]{6})|"
+    rb"(?:\xe5\xaf\x86\xe7\xa0\x81|\xe5\x8f\xa3\xe4\xbb\xa4) ?(?=[!-~]{6})|"
     rb"(?:pass(?:word|wd|phrase|code)?|pwd|\xe5\xaf\x86\xe7\xa0\x81|\xe5\x8f\xa3\xe4\xbb\xa4)[\"'`\x00\x01\\\]]{0,6}[ \t]{0,8}"
     rb"(?:=>|:=|=|:|\xef\xbc\x9a|\xe6\x98\xaf(?:\xef\xbc\x9a)?|\xe4\xb8\xba|is:? )[ \t\\]{0,8}[\"'`\x00\x01\\]{0,6}",
     re.I,

@@ -46,9 +46,10 @@ _ESCAPED = frozenset(b"nrtbf")
 # Keywords in front of a value, by what they announce.
 KEYWORDS = {
     "phone": (
-        "tel", "phone", "call", "mobile", "mobil", "fax", "cell", "whatsapp", "sms", "text", "dial", "ring", "reach", "contact",
-        "appele", "joindre", "portable", "telefon", "teléfono", "téléphone", "handy", "电话", "電話", "手机", "手機", "热线",
-        "联系", "聯絡", "致电", "拨打", "座机", "传真", "号码",
+        "tel", "phone", "call", "mobile", "mobil", "fax", "cell", "whatsapp", "sms", "text", "dial", "ring", "reach",
+        "contact", "appele", "joindre", "portable", "telefon", "teléfono", "téléphone", "handy", "电话", "電話", "手机",
+        "手機", "热线", "my number", "his number", "her number", "our number", "your number", "móvil", "celular", "联系",
+        "聯絡", "致电", "拨打", "座机", "传真", "号码",
     ),
     "pesel": ("pesel",),
     "cpf": ("cpf",),
@@ -58,7 +59,7 @@ KEYWORDS = {
     "steuer": ("steuer-id", "steuerid", "steuer-identifikationsnummer", "idnr", "steueridentifikationsnummer", "tax id"),
     "tckn": ("tckn", "t.c. kimlik", "tc kimlik", "kimlik no"),
     "za": ("south african id", "sa id", "rsa id", "id number"),
-    "mynumber": ("my number", "マイナンバー", "個人番号"),
+    "mynumber": ("mynumber", "マイナンバー", "個人番号"),
     "secret": (
         "secret", "token", "api_key", "apikey", "api-key", "api.key", "api key", "access_key", "accesskey", "access-key",
         "private_key", "privatekey", "auth", "credential", "密钥", "令牌", "password", "passwd", "passphrase", "pwd",
