@@ -162,7 +162,8 @@ async def _serve(config: Config, role: str, log: Log, read: Callable[[], Config]
     terminal = os.isatty(0)
     loop.add_signal_handler(signal.SIGHUP, lambda: server.stop() if terminal and not os.isatty(0) else reloader.request())
     if not loopback and not config.auth.keys:
-        log.event("warning", "open_to_all", text="no auth.keys off loopback: all who reach this address may use it")
+        key = "inference.listen_key" if role == "engine" else "auth.keys"
+        log.event("warning", "open_to_all", text=f"no {key} off loopback: all who reach this address may use it")
     log.event("info", "listening", version=__version__, role=role, addresses=server.addresses,
               seconds=round(time.perf_counter() - began, 3))  # fmt: skip
     gc.freeze()  # what start-up made stays for good: the collector need not walk it under traffic

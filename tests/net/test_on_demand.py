@@ -171,8 +171,8 @@ def test_one_that_dies_is_started_again_and_says_what_it_wrote(tmp_path):
         status, body, _ = laya.chat("a", "die")
         assert status == 502 and "Backend a" in body["error"]["message"]
         assert laya.wait_for(lambda: process_of(laya, "a")["starts"] >= 2), "without being asked for"
-        second = told(laya, "a")
-        assert second["pid"] != first["pid"]
+        assert laya.wait_for(lambda: laya.chat("a")[0] == 200, 20)
+        assert told(laya, "a")["pid"] != first["pid"]
         died = laya.event("backend_died")
         assert died["code"] == 3 and died["output"] == ["a loads"]
 

@@ -8,6 +8,7 @@ for an exec, which is no work for the loop.
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,8 @@ SHOWN_LINES, SHOWN_CHARS = 20, 300
 READ_EVERY_S = 0.01
 # From SIGTERM to SIGKILL: a model server drains and frees its card in a few seconds.
 GRACE_S = 10.0
+# As we were started ourselves: what the engine sets for its own libraries is nothing to a command.
+_ENVIRONMENT = dict(os.environ)
 _LEASH = str(Path(__file__).with_name("leash.py"))
 LEASH_WORD = "--leash"  # `laya --leash ...` is the same in a build that has no Python beside it
 
@@ -48,7 +51,7 @@ class Process:
         words = [*_leash_words(), f"{GRACE_S:g}", *self._words]
         spawn = partial(
             subprocess.Popen, words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
-            cwd=self._folder, start_new_session=True,
+            cwd=self._folder, env=_ENVIRONMENT, start_new_session=True,
         )  # fmt: skip
         self._popen = await loop.run_in_executor(None, spawn)
         self._output, _ = await loop.connect_read_pipe(lambda: _Output(self, loop), self._popen.stdout)
