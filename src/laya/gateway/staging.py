@@ -81,9 +81,10 @@ class Staging:
         staged.prepared = plan.key.max_prompt_tokens is None and not self._stages.customs
         return staged
 
-    def prepare(self, connection, request, body: bytes, plan, fields: RoutingFields, route) -> None:
-        """Do what the route wants done to the request, then route it (again: a stage may have changed its model)."""
-        gateway, stages = self._gateway, self._stages
+    def prepare(self, connection, request, body: bytes, plan, fields: RoutingFields, route) -> Staged | None:
+        """Where the request goes on: at once when the route wants nothing done to it. None: when what it wants is done, it is
+        routed again, since a stage may have changed its model."""
+        stages = self._stages
         staged = connection if connection.staged else self.between(connection, request, body, plan)
         redactor = stages.redactor if route.redact and not staged.redacted else None
         counted = plan.key is not None and plan.key.max_prompt_tokens is not None and not staged.prepared
@@ -95,13 +96,13 @@ class Staging:
                 raise InvalidRequest("This route redacts, and forms with files cannot be redacted.")
             redactor = None
         if plan.boundary is not None or not (redactor or counted or customs):
-            gateway.route(staged, request, body, plan, fields)
-            return
+            return staged
         job = Preparation(body, plan, fields, redactor, stages.reports, counted, customs, route.name)
         if len(body) <= FILTER_ON_LOOP and not customs:
             self._go_on(staged, request, plan, body, job.run())
         else:
             self._wait(staged, request, plan, body, job.run)
+        return None
 
     def check_prompt(self, staged: Staged, key) -> None:
         """A backend does not know the key's cap on prompts: the estimate must do."""
