@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
 from laya.cli.load import quantiles
 from laya.cli.main import main
-from scripted_upstream import SSE_HEAD, Hold, answer, chunked, completion, delta, polite
+from scripted_upstream import SSE_HEAD, Hold, ScriptedUpstream, answer, chunked, completion, delta, polite
+from server import ROOT
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
 LAST = b"data: " + json.dumps({"object": "chat.completion.chunk", "choices": [], "usage": USAGE}).encode() + b"\n\n"
@@ -75,6 +81,69 @@ def test_the_table_names_the_load_and_the_quantiles(router, upstream, capsys):
     assert main(["bench", "--url", router.url, "--model", "m", "-n", "3"]) == 0
     out = capsys.readouterr().out
     assert "4 connections, streamed" in out and "first token" in out and "p99" in out
+
+
+SSE_WHOLE = "content-type: text/event-stream\r\n"
+NULLS = b'{"choices":[{"delta":null}],"usage":{"prompt_tokens":null,"completion_tokens":2}}'
+
+
+def odd(body: bytes | dict, headers: str = SSE_WHOLE, status: str = "200 OK"):
+    """A server that is not ours: it is sound until it is asked for a completion."""
+    return lambda asked: [answer(body, status, headers) if asked.method == "POST" else answer({})]
+
+
+@pytest.mark.parametrize(
+    ("script", "argv", "ok", "errors"),
+    [
+        (odd(completion("x"), "content-type: application/json\r\n"), [], 0, {"answer without a stream": 3}),
+        (odd(b"data: [1, 2]\n\ndata: [DONE]\n\n"), [], 0, {"answer that is no chat completion": 3}),
+        (odd(b"data: \xff\n\ndata: [DONE]\n\n"), [], 0, {"answer that is no chat completion": 3}),
+        (odd(b"data: " + NULLS + b"\n\ndata: [DONE]\n\n"), [], 3, {}),
+        (odd(b'data:{"choices":[{"delta":{"content":"a"}}]}\r\n\r\ndata:[DONE]\r\n\r\n'), [], 3, {}),
+        (odd(b"data: half"), [], 0, {"answer that is no chat completion": 3}),
+        (odd(b""), [], 0, {"stream without an end": 3}),
+        (odd(b"[1]"), ["--no-stream"], 0, {"answer that is no chat completion": 3}),
+        (odd(b"{}"), ["--no-stream"], 0, {"answer that is no chat completion": 3}),
+        (odd(b"{}", "retry-after: \xb2\r\n", "429 Slow"), [], 0, {"status 429": 3}),
+    ],
+)
+def test_whatever_a_server_answers_is_counted_once_for_each_request(script, argv, ok, errors, capsys):
+    with ScriptedUpstream(script) as server:
+        url = server.url.removesuffix("/v1")
+        assert main(["bench", "--url", url, "--json", "-n", "3", "-c", "1", *argv]) == (0 if ok else 1)
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert (found["ok"], found["errors"]) == (ok, errors) and err == ""
+
+
+def test_answers_that_are_cut_off_at_the_end_are_told(router, upstream, capsys):
+    upstream.script = lambda asked: [Hold()]
+    assert main(["bench", "--url", router.url, "--model", "m", "-d", "1", "-c", "2"]) == 1
+    assert "2 were under way at the end" in capsys.readouterr().out
+
+
+def test_ctrl_c_shows_what_was_measured_until_then(router, upstream):
+    upstream.script = streaming
+    process = subprocess.Popen(
+        [sys.executable, "-m", "laya", "bench", "--url", router.url, "--model", "m", "-c", "2", "-d", "60", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    asked = len(upstream.asked)
+    assert upstream.wait_for(lambda: len(upstream.asked) > asked + 20, 30)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    found = json.loads(out)
+    assert process.returncode == 130 and err == b"" and found["interrupted"] and found["ok"] > 10 and found["seconds"] < 40
+
+
+def test_too_few_descriptors_are_told_by_their_name(router, upstream):
+    upstream.script = streaming
+    done = subprocess.run(
+        [sys.executable, "-m", "laya", "bench", "--url", router.url, "--model", "m", "-c", "60", "-d", "2"],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24)),
+    )  # fmt: skip
+    assert done.returncode == 0 and "x Too many open files" in done.stdout and done.stderr == ""
 
 
 @pytest.mark.parametrize("argv", [["-c", "0"], ["-d", "601"], ["-n", "x"], ["--prompt-words", "100001"]])

@@ -13,6 +13,7 @@ import pytest
 
 from laya.cli.main import main
 from laya.cli.top_screen import duration, milliseconds, screen, size, spark
+from scripted_upstream import ScriptedUpstream, answer
 
 
 def test_once_prints_one_frame(router, capsys):
@@ -69,6 +70,30 @@ def test_it_goes_on_when_the_server_comes_back(upstream, tmp_path):
             top.kill()
             top.wait(10)
     assert "nothing answers" in seen and "ready" in back
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "code", "said"),
+    [
+        (b"<html>hello</html>", "text/html", 1, "is not Laya"),
+        (b"data: {oops\n\n", "text/event-stream", 1, "is not Laya"),
+        (b"retry: 2000\n\n", "text/event-stream", 69, "has ended the stream"),  # it drains
+        (b'data: {"at": 1}\n\n', "text/event-stream", 1, "cannot be read"),  # another version
+        (b"data: [1]\n\n", "text/event-stream", 1, "cannot be read"),
+    ],
+)
+def test_a_server_without_the_figures_is_one_line(body, kind, code, said, capsys):
+    with ScriptedUpstream(lambda asked: [answer(body, headers=f"content-type: {kind}\r\n")]) as server:
+        assert main(["top", "--once", "--url", server.url.removesuffix("/v1")]) == code
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_a_servers_message_does_not_command_the_terminal(capsys):
+    told = {"error": {"message": "\x1b[31mred\x07\nnext"}}
+    with ScriptedUpstream(lambda asked: [answer(told, "500 Oops")]) as server:
+        assert main(["top", "--once", "--url", server.url.removesuffix("/v1")]) == 1
+    assert capsys.readouterr().err.endswith("/ui/events answers 500: ·[31mred· next\n")
 
 
 FRAME = {

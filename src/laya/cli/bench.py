@@ -1,7 +1,8 @@
 """`laya bench`: a short closed-loop load on a running server.
 
-In: the command line. Out: a table, or one JSON object, of rates and latencies; exit code 0 when anything succeeded. Every
-request is a chat completion of its own text, so that no cache answers it. Main thread, and one thread for each connection.
+In: the command line. Out: a table, or one JSON object, of rates and latencies; exit code 0 when anything succeeded. Ctrl-C ends
+it early, and what was measured until then is shown. Every request is a chat completion of its own text, so that no cache answers
+it. Main thread, and one thread for each connection.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     found = Load(running, wanted).run()
     print(json.dumps(found, indent=2) if arguments.json else "\n".join(lines(running.url, wanted, found)))
+    if found["interrupted"]:
+        return exits.INTERRUPTED
     return exits.OK if found["ok"] else exits.FAILED
 
 
@@ -70,6 +73,8 @@ def lines(url: str, wanted: Wanted, found: dict[str, Any]) -> list[str]:
             shown.append(f"{name:<20}p50 {times['p50']:.1f} ms, p95 {times['p95']:.1f} ms, p99 {times['p99']:.1f} ms")
     for kind, count in found["errors"].items():
         shown.append(f"{'failed':<20}{count} x {kind}")
+    if found["cut_off"]:
+        shown.append(f"{'note':<20}{found['cut_off']} were under way at the end: they are not counted")
     if found["unmeasured"]:
         shown.append(f"{'note':<20}{found['unmeasured']} answers told no usage: their tokens are not counted")
     return shown

@@ -1,7 +1,7 @@
 """The load of `laya bench`: so many connections, each asking again as soon as it was answered.
 
 In: the running server and what is wanted. Out: a dict of counts, rates and quantiles. Threads block on sockets; whatever is
-still under way when time is over is cut off and not counted.
+still under way when time is over, or at Ctrl-C, is cut off and not counted.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from laya.cli.running import Running
 WORDS = ("river", "stone", "light", "table", "green", "paper", "night", "music", "train", "window", "garden", "winter", "bread")
 ANSWER_S = 300.0  # a server may compute for so long before its answer counts as lost
 GRACE_S = 5.0  # after the end, for threads to notice
+PAUSE_S = 0.1  # after a failure: a server that is gone is not asked a thousand times a second
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +35,27 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     prompt_words: int
     max_tokens: int
     stream: bool
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int | None = 0
+    completion_tokens: int | None = 0
+
+
+class Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class Choice(msgspec.Struct):
+    delta: Delta | None = None
+
+
+class Told(msgspec.Struct):
+    """What is read of an answer, whole or one event of it; servers put null where they have nothing to say."""
+
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
+    error: Any = None
 
 
 class Load:
@@ -50,30 +72,36 @@ class Load:
         self._between: list[float] = []
         self._tokens = [0, 0]
         self._unmeasured = 0
+        self._under_way = 0
         self._ends = 0.0
         self._over = threading.Event()
-        self._sockets: set[socket.socket] = set()
+        self._sockets: dict[int, socket.socket] = {}  # of each thread the last one: a response may hold it on its own
 
     def run(self) -> dict[str, Any]:
         began = time.perf_counter()
         self._ends = began + self._wanted.duration_s
         threads = [threading.Thread(target=self._client, daemon=True) for _ in range(self._wanted.concurrency)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(max(0.0, self._ends - time.perf_counter()))
+        interrupted = False
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(max(0.0, self._ends - time.perf_counter()))
+        except KeyboardInterrupt:
+            interrupted = True
         seconds = time.perf_counter() - began
         self._over.set()
-        found = self._found(seconds)
+        found = {**self._found(seconds), "interrupted": interrupted}
         self._cut_off()
         until = time.perf_counter() + GRACE_S
         for thread in threads:
-            thread.join(max(0.0, until - time.perf_counter()))
+            if thread.ident is not None:
+                thread.join(max(0.0, until - time.perf_counter()))
         return found
 
     def _cut_off(self) -> None:
         with self._lock:
-            for sock in self._sockets:
+            for sock in self._sockets.values():
                 try:
                     sock.shutdown(socket.SHUT_RDWR)
                 except OSError:
@@ -85,13 +113,20 @@ class Load:
             number = next(self._numbers)
             if self._wanted.requests is not None and number >= self._wanted.requests:
                 break
+            self._count_under_way(1)
             try:
                 self._ask(connection, number)
-            except (OSError, http.client.HTTPException, ValueError) as exc:
-                self._fail(type(exc).__name__)
+            except (OSError, http.client.HTTPException, msgspec.MsgspecError, UnicodeError) as exc:
+                self._fail(_kind(exc))
                 connection.close()
-                self._over.wait(0.1)  # a server that is gone is not asked a thousand times a second
+                self._over.wait(PAUSE_S)
+            finally:
+                self._count_under_way(-1)
         connection.close()
+
+    def _count_under_way(self, more: int) -> None:
+        with self._lock:
+            self._under_way += more
 
     def _ask(self, connection: http.client.HTTPConnection, number: int) -> None:
         began = time.perf_counter()
@@ -99,7 +134,7 @@ class Load:
             connection.connect()
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
-                self._sockets.add(connection.sock)
+                self._sockets[threading.get_ident()] = connection.sock
         headers = {"content-type": "application/json", **self._running.headers()}
         connection.request("POST", "/v1/chat/completions", json.dumps(self._body(number)), headers)
         response = connection.getresponse()
@@ -107,11 +142,17 @@ class Load:
             response.read()
             self._fail(f"status {response.status}")
             self._over.wait(min(1.0, _retry_after(response)))
-        elif self._wanted.stream:
+        elif not self._wanted.stream:
+            told = msgspec.json.decode(response.read(), type=Told)
+            if told.choices is None:
+                raise msgspec.ValidationError("no choices")
+            self._count(began, told.usage, [])
+        elif response.getheader("content-type", "").startswith("text/event-stream"):
             self._read_stream(response, began)
         else:
-            usage = json.loads(response.read()).get("usage")
-            self._count(began, usage, [])
+            response.read()
+            self._fail("answer without a stream")
+            self._over.wait(PAUSE_S)
 
     def _body(self, number: int) -> dict[str, Any]:
         words = random.Random(number).choices(WORDS, k=self._wanted.prompt_words - 1)
@@ -127,25 +168,27 @@ class Load:
     def _read_stream(self, response: http.client.HTTPResponse, began: float) -> None:
         usage, times, ended = None, [], False
         while line := response.readline():
-            if not line.startswith(b"data: "):
+            data = line[5:].strip() if line.startswith(b"data:") else b""
+            if not data or ended:
                 continue
-            if line.startswith(b"data: [DONE]"):
+            if data == b"[DONE]":
                 ended = True
                 continue
-            event = json.loads(line[6:])
-            if "error" in event:
+            event = msgspec.json.decode(data, type=Told)
+            if event.error is not None:
                 response.read()
                 self._fail("error in the stream")
                 return
-            usage = event.get("usage") or usage
-            if any(choice.get("delta", {}).get("content") for choice in event.get("choices", ())):
+            usage = event.usage or usage
+            if any(choice.delta is not None and choice.delta.content for choice in event.choices or ()):
                 times.append(time.perf_counter())
+        response.read()  # so that the connection knows that this one is over
         if ended:
             self._count(began, usage, times)
         else:
             self._fail("stream without an end")
 
-    def _count(self, began: float, usage: dict[str, int] | None, times: list[float]) -> None:
+    def _count(self, began: float, usage: Usage | None, times: list[float]) -> None:
         now = time.perf_counter()
         with self._lock:
             if self._over.is_set():
@@ -155,8 +198,8 @@ class Load:
                 self._first.append(times[0] - began)
                 self._between += [b - a for a, b in itertools.pairwise(times)]
             if usage:
-                self._tokens[0] += usage.get("prompt_tokens", 0)
-                self._tokens[1] += usage.get("completion_tokens", 0)
+                self._tokens[0] += usage.prompt_tokens or 0
+                self._tokens[1] += usage.completion_tokens or 0
             else:
                 self._unmeasured += 1
 
@@ -170,6 +213,7 @@ class Load:
             times = {"whole answer": self._whole, "first token": self._first, "between tokens": self._between}
             return {
                 "ok": len(self._whole), "errors": dict(self._errors), "seconds": seconds, "unmeasured": self._unmeasured,
+                "cut_off": self._under_way,
                 "requests_s": len(self._whole) / seconds,
                 "prompt_tokens": self._tokens[0], "prompt_s": self._tokens[0] / seconds,
                 "generated_tokens": self._tokens[1], "generated_s": self._tokens[1] / seconds,
@@ -184,6 +228,13 @@ def quantiles(seconds: list[float]) -> dict[str, float]:
     return {name: ordered[round(share * last)] * 1000 for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))}
 
 
+def _kind(exc: Exception) -> str:
+    """A failure in a few words; a plain OSError (no descriptor left, no route) says nothing by its name."""
+    if isinstance(exc, msgspec.MsgspecError | UnicodeError):
+        return "answer that is no chat completion"
+    return exc.strerror or "OSError" if type(exc) is OSError else type(exc).__name__
+
+
 def _retry_after(response: http.client.HTTPResponse) -> float:
     text = response.getheader("retry-after") or ""
-    return float(text) if text.isdigit() else 0.1
+    return float(text) if text.isascii() and text.isdigit() else PAUSE_S

@@ -101,6 +101,7 @@ def _from_url(text: str, key: str | None) -> Running:
 def _message(body: bytes) -> str:
     try:
         told: Any = json.loads(body)
-        return " ".join(str(told["error"]["message"]).split())[:300]
+        text = " ".join(str(told["error"]["message"]).split())[:300]
+        return "".join(char if char.isprintable() else "·" for char in text)  # no terminal obeys it
     except (ValueError, KeyError, TypeError):
         return "no reason given"

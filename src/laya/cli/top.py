@@ -18,6 +18,7 @@ from laya.cli import running as server
 from laya.errors import DependencyError
 
 RETRY_S = 2.0  # a server that restarts is back within a few seconds
+MAX_LINE = 8 << 20  # a frame of a hundred engines and a thousand backends has less than 1 MiB
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,36 +32,52 @@ def run(arguments: argparse.Namespace) -> int:
         from rich.live import Live
     except ImportError:
         raise DependencyError("rich is not installed; bring it with: pip install rich") from None
-    from laya.cli.top_screen import lost, screen
+    from laya.cli.top_screen import lost
 
     running = server.find(arguments)
     console = Console()
-    if arguments.once:
-        console.print(screen(next(frames(running)), console.width))
-        return exits.OK
     frame = next(frames(running))  # a server that is not there is an error, one that goes away is not
+    shown = drawn(frame, console.width)
+    if arguments.once:
+        console.print(shown)
+        return exits.OK
     with (
         contextlib.suppress(KeyboardInterrupt),  # how one ends it
-        Live(screen(frame, console.width), console=console, screen=console.is_terminal, auto_refresh=False) as live,
+        Live(shown, console=console, screen=console.is_terminal, auto_refresh=False) as live,
     ):
         while True:
             try:
                 for frame in frames(running):
-                    live.update(screen(frame, console.width), refresh=True)
+                    live.update(drawn(frame, console.width), refresh=True)
             except exits.CommandFailed as failed:
                 live.update(lost(str(failed)), refresh=True)
             time.sleep(RETRY_S)
     return exits.OK
 
 
+def drawn(frame: dict[str, Any], width: int):
+    """What the console can print. Raises CommandFailed for a frame that is not as docs/operating.md has it."""
+    from laya.cli.top_screen import screen
+
+    try:
+        return screen(frame, width)
+    except (LookupError, TypeError, ValueError, AttributeError) as exc:
+        raise exits.CommandFailed(f"the server's figures cannot be read ({exc!r}): it has another version") from None
+
+
 def frames(running: server.Running) -> Iterator[dict[str, Any]]:
-    """One a second, until the server ends the stream. Raises CommandFailed when it is not there or refuses."""
+    """One a second. Raises CommandFailed when the server is not there or refuses, and when it ends the stream."""
     response = running.get("/ui/events")
     try:
-        while line := response.readline():
+        while line := response.readline(MAX_LINE):
             if line.startswith(b"data: "):
                 yield json.loads(line[6:])
     except (OSError, http.client.HTTPException) as exc:
         raise running.unreachable(exc) from None
+    except ValueError:
+        raise exits.CommandFailed(f"what answers at {running.url}/ui/events is not Laya") from None
     finally:
         response.close()
+    if not (response.getheader("content-type") or "").startswith("text/event-stream"):
+        raise exits.CommandFailed(f"what answers at {running.url}/ui/events is not Laya")
+    raise exits.CommandFailed(f"{running.url} has ended the stream: it stops", exits.NO_NETWORK)
