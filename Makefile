@@ -14,7 +14,7 @@ BENCHMARKS := $(sort $(filter-out %/__init__.py,$(wildcard benchmarks/*.py)))
 PACKAGING := setup.cfg pyproject.toml constraints.txt
 
 .NOTPARALLEL:
-.PHONY: help install dev model gemma run test check docs bench fuzz binary binary-router clean
+.PHONY: help install dev model gemma run test check docs bench fuzz binary binary-router compiled clean
 
 help:
 	@echo "make run      set up, bring the default model, serve on 127.0.0.1:8000"
@@ -28,6 +28,7 @@ help:
 	@echo "make fuzz     compare the HTTP parsers on random input"
 	@echo "make binary         one executable, dist/laya: router, engine and the default model (some 375 MB)"
 	@echo "make binary-router  dist/laya-router: the router alone (some 15 MB)"
+	@echo "make compiled the data plane as C extensions, under build/compiled, tested"
 	@echo "make clean    remove environments, caches and builds; models stay"
 
 install: $(VENV)/.installed
@@ -66,6 +67,15 @@ binary: $(VENV)/.installed-binary $(MODEL)
 binary-router: $(VENV)/.installed-binary
 	LAYA_BINARY=router $(VENV)/bin/pyinstaller --noconfirm --log-level WARN --distpath dist --workpath build/router packaging/laya.spec
 	@ls -l dist/laya-router
+
+# A copy of the tree whose data plane is compiled; its parser is fuzzed and its tests are run as they stand there.
+compiled: $(VENV)/.installed-dev
+	$(PIP_INSTALL) mypy
+	rm -rf build/compiled && mkdir -p build/compiled
+	cp -r src tests tools benchmarks docs setup.py setup.cfg pyproject.toml README.md constraints.txt laya.yaml build/compiled
+	ln -s ../../models build/compiled/models
+	cd build/compiled && LAYA_COMPILE=1 $(abspath $(PY)) setup.py -q build_ext --inplace
+	cd build/compiled && $(abspath $(PY)) -m pytest tests/wire tests/net tests/gateway
 
 clean:
 	rm -rf .venv .venv-ci build dist src/*.egg-info .pytest_cache .hypothesis .ruff_cache

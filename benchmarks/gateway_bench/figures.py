@@ -35,6 +35,7 @@ TARGETS: dict[str, tuple[str, float]] = {
 }
 BASE = "straight"
 US = "laya"
+COMPILED = "laya-compiled"
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -53,13 +54,14 @@ def _median_run(found: list[Run]) -> Run:
     return {key: (sum if key == "errors" else median)(run[key] for run in found) for key in found[0]}
 
 
-def ratios(figures: Medians, systems: dict[str, dict]) -> dict[str, float | None]:
-    """Every ratio of TARGETS and a few beside; None where a system was not measured or a difference is lost in the noise."""
+def ratios(figures: Medians, systems: dict[str, dict], us: str = US) -> dict[str, float | None]:
+    """Every ratio of TARGETS and a few beside, of the system `us`; None where a system was not measured or a difference is lost
+    in the noise."""
 
     def value(point: str, system: str, key: str) -> float | None:
         return figures.get(point, {}).get(system, {}).get(key)
 
-    def over(point: str, other: str, key: str, ours: str = US) -> float | None:
+    def over(point: str, other: str, key: str, ours: str = us) -> float | None:
         return divide(value(point, ours, key), value(point, other, key))
 
     def added(point: str, system: str, key: str) -> float | None:
@@ -73,20 +75,20 @@ def ratios(figures: Medians, systems: dict[str, dict]) -> dict[str, float | None
             result[f"throughput_{point}_vs_{name}"] = over(point, peer, "rps")
         for point in ("c64", "c512_16k"):
             result[f"p99_{point}_vs_{name}"] = over(point, peer, "p99_us")
-        result[f"added_p50_c1_vs_{name}"] = divide(added("c1", US, "p50_us"), positive(added("c1", peer, "p50_us")))
+        result[f"added_p50_c1_vs_{name}"] = divide(added("c1", us, "p50_us"), positive(added("c1", peer, "p50_us")))
         result[f"p99_steady_vs_{name}"] = over("steady", peer, "p99_us")
     result["throughput_c64_logged_vs_nginx_logged"] = over("c64", "nginx+log", "rps")
     result["throughput_c64_unlogged_vs_nginx"] = over("c64", "nginx", "rps", ours="laya-log")
     result["p99_steady_vs_straight"] = over("steady", BASE, "p99_us")
-    result["sse_frame_added_us"] = added("stream", US, "frame_p50_us")
+    result["sse_frame_added_us"] = added("stream", us, "frame_p50_us")
     result["sse_frame_added_nginx_us"] = added("stream", "nginx", "frame_p50_us")
-    result["sse_frame_dense_added_us"] = added("stream_dense", US, "per_frame_us")
+    result["sse_frame_dense_added_us"] = added("stream_dense", us, "per_frame_us")
     result["sse_frame_dense_added_nginx_us"] = added("stream_dense", "nginx", "per_frame_us")
-    result["sse_frame_cpu_us"] = value("stream", US, "cpu_us")
-    result["ttft_added_ms"] = scaled(added("stream", US, "ttft_p50_us"), 1e-3)
+    result["sse_frame_cpu_us"] = value("stream", us, "cpu_us")
+    result["ttft_added_ms"] = scaled(added("stream", us, "ttft_p50_us"), 1e-3)
     result["ttft_added_nginx_ms"] = scaled(added("stream", "nginx", "ttft_p50_us"), 1e-3)
-    result["start_s"] = systems.get(US, {}).get("start_s")
-    result["resident_mib"] = systems.get(US, {}).get("resident_ready_mib")
+    result["start_s"] = systems.get(us, {}).get("start_s")
+    result["resident_mib"] = systems.get(us, {}).get("resident_ready_mib")
     return result
 
 

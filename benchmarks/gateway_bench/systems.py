@@ -19,6 +19,7 @@ from gateway_bench.bodies import MODEL
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+COMPILED = ROOT / "build" / "compiled" / "src"
 RULES = 100  # routing rules in Laya's table beside the one that matches: a table of some size is the normal case
 
 
@@ -39,11 +40,14 @@ def find(program: str, peers: Path | None) -> str | None:
     return shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 
 
-def laya(port: int, stub_port: int, directory: Path, log_level: str) -> Launch:
+def laya(port: int, stub_port: int, directory: Path, log_level: str, source: Path = ROOT / "src") -> Launch | None:
+    """None where `source` has no Laya: the compiled one is built by `make compiled`."""
+    if not (source / "laya").is_dir():
+        return None
     path = directory / f"laya-{port}.yaml"
     path.write_text(json.dumps(laya_config(port, stub_port, log_level)))  # JSON is YAML
     command = [sys.executable, "-m", "laya", "router", "--config", str(path)]
-    return Launch(command, _laya_version(), {"PYTHONPATH": str(ROOT / "src")})
+    return Launch(command, _laya_version(), {"PYTHONPATH": str(source)})
 
 
 def laya_config(port: int, stub_port: int, log_level: str, health: str | None = "/health") -> dict:
