@@ -33,7 +33,7 @@ from laya.log import Log, forward_logging
 from laya.net.backends import make_backends
 from laya.net.clock import Clock
 from laya.net.room import Memory
-from laya.net.server import Server
+from laya.net.server import COMPILED, Server
 from laya.net.watchers import Watchers
 from laya.net.worker import Worker
 from laya.routing.sessions.journal import open_journal
@@ -164,7 +164,7 @@ async def _serve(config: Config, role: str, log: Log, read: Callable[[], Config]
     if not loopback and not config.auth.keys:
         key = "inference.listen_key" if role == "engine" else "auth.keys"
         log.event("warning", "open_to_all", text=f"no {key} off loopback: all who reach this address may use it")
-    log.event("info", "listening", version=__version__, role=role, addresses=server.addresses,
+    log.event("info", "listening", version=__version__, role=role, addresses=server.addresses, compiled=COMPILED,
               seconds=round(time.perf_counter() - began, 3))  # fmt: skip
     gc.freeze()  # what start-up made stays for good: the collector need not walk it under traffic
     for engine in engines.values():
