@@ -36,7 +36,7 @@ class Labels:
         self._names = tuple(sorted(set(self.by_kind.values()), key=len, reverse=True))
         form = rf"\[[ \\]?({self._any_name(_BETWEEN)}){_BETWEEN}([0-9]{{1,{_MAX_DIGITS}}})[ \\]?\]"
         self.find = re.compile(form, re.I)
-        self.find_bytes = re.compile(form.encode(), re.I)
+        self.at_bytes = re.compile(form.encode(), re.I).match
         # In a view (`redact_json`): where a placeholder may begin, or an escape that may be part of one. There a backslash of
         # the text is NUL and backslash.
         self.trigger = re.compile(rf"\[[ \\\x00]{{0,3}}(?:{self._any_name(_BETWEEN_IN_VIEW)})|\\u00".encode(), re.I)
@@ -116,8 +116,12 @@ def taken_in(labels: Labels, texts: list[bytes]) -> set[tuple[str, int]]:
     """Labels and numbers of everything in these texts that reads as a placeholder."""
     found = set()
     for text in texts:
-        for match in labels.find_bytes.finditer(text.replace(b"\0", b"")):
-            label = re.sub(_BETWEEN.encode(), b"_", match[1]).decode().upper()
-            found.add((label, int(match[2])))
+        text = text.replace(b"\0", b"")
+        at = text.find(b"[")
+        while at >= 0:
+            if (match := labels.at_bytes(text, at)) is not None:
+                label = re.sub(_BETWEEN.encode(), b"_", match[1]).decode().upper()
+                found.add((label, int(match[2])))
+            at = text.find(b"[", at + 1)
     return found
 

@@ -66,8 +66,10 @@ def _read(text: bytes, at: int, behind: int) -> Span | None:
 def _in_url(text: bytes, start: int) -> bool:
     """The local part is the user of a URL: nothing between `://` and it but a name and a colon."""
     scheme = text.rfind(b"://", max(0, start - 64), start)
+    if scheme < 0:
+        return False
     between = text[scheme + 3 : start]
-    return scheme >= 0 and not (b"/" in between or b"?" in between or b" " in between)
+    return not (b"/" in between or b"?" in between or b" " in between)
 
 
 def _local_start(text: bytes, at: int) -> int:

@@ -70,12 +70,12 @@ def _chains(window: Window, needle: bytes, out: Out) -> None:
     limit, done = window.end - base, 0
     at = shape.find(needle, window.start - base)
     while 0 <= at < limit:
+        # Two groups with a dot between are mostly a decimal fraction or an address: the forms looked for have a third.
+        if needle is _PAIR and text[base + at + 2] == 46 and (shape[at - 1] != 48 or b"-" not in shape[at + 6 : at + 8]):
+            at = shape.find(needle, at + 3)
+            continue
         end = 0
-        if needle is _PAIRS:
-            likely = _begins_with_pair(shape, at, text[base + at])
-        else:
-            likely = text[base + at + 2] != 46 or _dotted(shape, at)
-        if likely:
+        if needle is _PAIR or _begins_with_pair(shape, at, text[base + at]):
             start = max(done, at - _BACK, shape.rfind(b"x", at - _BACK if at > _BACK else 0, at) + 1)
             if shape[start] != 48 or (start and shape[start - 1] == 48):
                 start = shape.find(b"-0", start, at + 1) + 1 or at
@@ -102,11 +102,6 @@ def _chains(window: Window, needle: bytes, out: Out) -> None:
 def _begins_with_pair(shape: bytes, at: int, first: int) -> bool:
     """Four pairs, of a number that begins with the first of them, and that with 0: else they are of a date."""
     return first == 48 and (at == 0 or shape[at - 1] != 48)
-
-
-def _dotted(shape: bytes, at: int) -> bool:
-    """Two groups with a dot between them are mostly a decimal fraction or an address: those looked for have a third."""
-    return shape[at - 1] == 48 and b"-" in shape[at + 6 : at + 8]
 
 
 def _read(window: Window, text: bytes, start: int) -> Span | None:
