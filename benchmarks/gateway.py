@@ -147,7 +147,7 @@ class Bench:
     def _launch(self, name: str, port: int) -> systems.Launch | None:
         common = (port, self._stub.port, self._directory)
         if name == figures.COMPILED:
-            return systems.laya(*common, "info", systems.COMPILED)
+            return systems.laya_compiled(*common)
         if name.startswith("laya"):
             return systems.laya(*common, "info" if name == "laya" else "warning")
         if name.startswith("nginx"):

@@ -40,14 +40,17 @@ def find(program: str, peers: Path | None) -> str | None:
     return shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 
 
-def laya(port: int, stub_port: int, directory: Path, log_level: str, source: Path = ROOT / "src") -> Launch | None:
-    """None where `source` has no Laya: the compiled one is built by `make compiled`."""
-    if not (source / "laya").is_dir():
-        return None
+def laya(port: int, stub_port: int, directory: Path, log_level: str, source: Path = ROOT / "src") -> Launch:
     path = directory / f"laya-{port}.yaml"
     path.write_text(json.dumps(laya_config(port, stub_port, log_level)))  # JSON is YAML
     command = [sys.executable, "-m", "laya", "router", "--config", str(path)]
     return Launch(command, _laya_version(), {"PYTHONPATH": str(source)})
+
+
+def laya_compiled(port: int, stub_port: int, directory: Path) -> Launch | None:
+    """As `laya`, from the tree that `make compiled` made."""
+    built = any((COMPILED / "laya" / "net").glob("flow.*.so"))
+    return laya(port, stub_port, directory, "info", COMPILED) if built else None
 
 
 def laya_config(port: int, stub_port: int, log_level: str, health: str | None = "/health") -> dict:
