@@ -7,10 +7,10 @@ from statistics import median
 from time import perf_counter
 
 import ahocorasick
-from stages_bench.texts import chat, dense, prose
 
 from laya.config import RedactConfig
 from laya.stages.redact import Redactor
+from stages_bench.texts import chat, dense, prose
 
 # What any finder must look at: digits, the sign of an address, the beginnings of secrets.
 MARKS = (*"0123456789", "@", "sk-", "ghp_", "AKIA", "xoxb-", "AIza", "hf_", "eyJ", "Bearer ", "-----BEGIN", "password", "token")

@@ -183,7 +183,8 @@ def off_checks_ns() -> float:
 
     plan = HeadPlan.__new__(HeadPlan)
     plan.key = None
-    names = {"route": Route("r", (), redact=False, cache=False), "plan": plan, "connection": ClientConnection.__new__(ClientConnection)}
+    connection = ClientConnection.__new__(ClientConnection)
+    names = {"route": Route("r", (), redact=False, cache=False), "plan": plan, "connection": connection}
     asked = "plan.key is not None\nroute.staged or connection.staged\nroute.cache\nconnection.staged\nconnection.staged"
     rounds = 200_000
     loop = min(timeit("pass", number=rounds) for _ in range(5))
