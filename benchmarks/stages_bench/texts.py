@@ -34,7 +34,8 @@ def dense(size: int) -> str:
     while length < size:
         line = (
             f"2026-11-{rng.randint(1, 30):02d}T{rng.randint(0, 23):02d}:{rng.randint(0, 59):02d}:"
-            f"{rng.random() * 60:06.3f}Z id={rng.randint(0, 10**9)} size={rng.randint(0, 10**6)} {rng.getrandbits(64):016x} took {rng.random() * 1000:.2f}\n"
+            f"{rng.random() * 60:06.3f}Z id={rng.randint(0, 10**9)} size={rng.randint(0, 10**6)} "
+            f"{rng.getrandbits(64):016x} took {rng.random() * 1000:.2f}\n"
         )
         parts.append(line)
         length += len(line)
