@@ -1,0 +1,1 @@
+"""Parts of `benchmarks/engine.py` and `benchmarks/mixed.py`."""
