@@ -295,9 +295,9 @@ class Gateway:
         plan = exchange.plan
         self.telemetry.count(exchange.route, exchange.backend, plan.api or "page", outcome)
         if self.log.info_on or self.watchers:
-            request, key, now = exchange.request, plan.key, perf_counter()
+            request, now = exchange.request, perf_counter()
             record = (
-                exchange.request_id, key.name if key is not None else exchange.connection.peer, request.method, plan.path[:256],
+                exchange.request_id, exchange.client_name(), request.method, plan.path[:256],
                 plan.api or "page", exchange.route, exchange.backend, exchange.model[:128], exchange.status, outcome,
                 now - exchange.began, exchange.tokens,
             )  # fmt: skip
