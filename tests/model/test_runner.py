@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from laya.engine.step import Scheduled
+from laya.model import attention_plan
 from laya.model.load import load
 from laya.schema.generation import SamplingParams
 
@@ -91,9 +92,29 @@ def test_a_decode_with_4_bit_weights_is_the_same_to_the_bit_in_any_batch(smollm2
         seq.token_ids.append(77)
     steps = [Scheduled(seq, len(seq) - 1, 1) for seq in made]
     alone = [runner.run([step])[0].top for step in steps]
-    chunk = Scheduled(sequence(prompt_ids(50), range(170, 180)), 0, 50)
     assert [r.top for r in runner.run(steps)] == alone
-    assert [r.top for r in runner.run([chunk, *steps[::-1]])[1:]] == alone[::-1]
+    for count in (50, 120):  # few rows and many are multiplied in different ways
+        chunk = Scheduled(sequence(prompt_ids(count), range(170, 180)), 0, count)
+        assert [r.top for r in runner.run([chunk, *steps[::-1]])[1:]] == alone[::-1]
+
+
+def test_a_long_decode_read_where_it_lies_is_the_same_as_gathered(smollm2, monkeypatch):
+    runner, _, _ = smollm2
+    top = SamplingParams(temperature=0.0, logprobs=5)
+    scattered = [*range(60, 100, 2), *range(61, 101, 2)]  # cannot be read in place
+    made = [sequence(prompt_ids(500, seed=n, vocab=40000), t, top) for n, t in enumerate((range(20, 60), scattered, range(100, 140)))]
+    for seq in made:
+        prefill(runner, seq)
+        seq.token_ids.append(77)
+    steps = [Scheduled(seq, len(seq) - 1, 1) for seq in made]
+    groups = []
+    for limit in (16, 10_000):
+        monkeypatch.setattr(attention_plan, "LONE_TOKENS", limit)
+        groups.append(len(runner._planner.plan(steps).plans[None].decodes))
+        found = [r.top for r in runner.run(steps)]
+        monkeypatch.setattr(attention_plan, "LONE_TOKENS", 10_000)
+        assert found == [r.top for r in runner.run(steps)]
+    assert groups == [3, 1]
 
 
 def test_a_seed_gives_the_same_text_alone_in_a_batch_and_after_preemption(smollm2):

@@ -70,20 +70,21 @@ class Decoder:
         rotations = {rope: table[positions].repeat(1, turned) for rope, table in self.rope_tables.items()}
         stream = Stream(self.embed.rows(token_ids), self.spec.rms_eps, self.spec.embed_scale)
         h = torch.empty(stream.values.shape, dtype=self.dtype, device=stream.values.device)
+        decodes = next(iter(plans.values())).decode_rows
         for number, layer in enumerate(self.layers):
             rope, window = layer.kind
-            qkv = self.project(layer, stream.normed(layer.attn_norm, h), rotations[rope])
+            qkv = self.project(layer, stream.normed(layer.attn_norm, h), rotations[rope], decodes)
             seen = attend(qkv, number, cache, plans[window], self.heads)
-            self._add(stream, layer.o(seen), layer.post_attn_norm)
-            self._add(stream, self.mlp(layer, stream.normed(layer.mlp_norm, h)), layer.post_mlp_norm)
+            self._add(stream, layer.o(seen, decodes), layer.post_attn_norm)
+            self._add(stream, self.mlp(layer, stream.normed(layer.mlp_norm, h), decodes), layer.post_mlp_norm)
         return stream.wide
 
     def _add(self, stream: Stream, out: torch.Tensor, post_norm: torch.Tensor | None) -> None:
         stream.values.add_(out if post_norm is None else self.post_norm(out.float(), post_norm))
 
-    def project(self, layer: Layer, h: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    def project(self, layer: Layer, h: torch.Tensor, rotation: torch.Tensor, decodes: int) -> torch.Tensor:
         """Queries, keys and values side by side, [rows, (heads + 2 * kv) * dim], queries and keys rotated."""
-        qkv = layer.qkv(h)
+        qkv = layer.qkv(h, decodes)
         if layer.qkv_bias is not None:
             qkv.add_(layer.qkv_bias)
         qk = qkv[:, : self.turned_width]
@@ -95,11 +96,11 @@ class Decoder:
         qk.copy_(pairs)
         return qkv
 
-    def mlp(self, layer: Layer, h: torch.Tensor) -> torch.Tensor:
-        gate, up = layer.gate_up(h).chunk(2, dim=-1)
+    def mlp(self, layer: Layer, h: torch.Tensor, decodes: int) -> torch.Tensor:
+        gate, up = layer.gate_up(h, decodes).chunk(2, dim=-1)
         h = self.activation(gate).mul_(up)
         del gate, up  # the product that follows needs room of its own
-        return layer.down(h)
+        return layer.down(h, decodes)
 
     def logits(self, wide: torch.Tensor) -> torch.Tensor:
         """Rows of what `forward` gave -> float32 [rows, vocab]."""

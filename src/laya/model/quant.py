@@ -31,8 +31,10 @@ HEAD_TILE_BYTES = 1 << 20  # of int8 rows that both planes of a lone row are mul
 class Linear(Protocol):
     """A matrix [out, in] held in some form."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, in] -> [rows, out], same dtype as x."""
+    def __call__(self, x: torch.Tensor, decodes: int = 0) -> torch.Tensor:
+        """[rows, in] -> [rows, out], same dtype as x. The first `decodes` rows are decodes: their numbers must be the same to
+        the bit whatever stands behind them.
+        """
 
     def float32(self, x: torch.Tensor) -> torch.Tensor:
         """The same with the result in float32, as precise as the form allows (for logits)."""
@@ -47,7 +49,7 @@ class DenseLinear:
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight = weight
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, decodes: int = 0) -> torch.Tensor:
         return F.linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
 
     def float32(self, x: torch.Tensor) -> torch.Tensor:
@@ -65,7 +67,7 @@ class DenseLinear:
 class Int4Linear:
     """w = (q - 8) * scale + zero in groups of `group` columns; bf16 activations, float32 weights and sums inside the product.
 
-    On a CPU many rows (a prefill chunk) are multiplied with panels of the matrix that are unpacked to float32 for the purpose:
+    On a CPU a prefill chunk of many rows is multiplied with panels of the matrix that are unpacked to float32 for the purpose:
     the same numbers in another order, at the speed of a dense product.
     """
 
@@ -78,22 +80,23 @@ class Int4Linear:
         self._dense_rows = DENSE_ROWS if not packed.is_cuda and out_rows % PACK_ROWS == 0 and packs_as_known() else None
         self._panel = max(1, PANEL_WEIGHTS // (columns * PACK_ROWS)) * PACK_ROWS  # rows of the matrix
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._dense_rows is not None and x.shape[0] >= self._dense_rows:
-            return self._by_panels(x)
-        return self._product(x, self.packed, self.group, self.scale_zero)
+    def __call__(self, x: torch.Tensor, decodes: int = 0) -> torch.Tensor:
+        if self._dense_rows is None or x.shape[0] - decodes < self._dense_rows:
+            return self._product(x, self.packed, self.group, self.scale_zero)
+        out = torch.empty((x.shape[0], self.scale_zero.shape[1]), dtype=x.dtype)
+        if decodes:
+            out[:decodes] = self._product(x[:decodes], self.packed, self.group, self.scale_zero)
+        self._by_panels(x[decodes:].float(), out[decodes:])
+        return out
 
     def float32(self, x: torch.Tensor) -> torch.Tensor:
         return self(x.to(torch.bfloat16)).float()
 
-    def _by_panels(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
+    def _by_panels(self, x: torch.Tensor, out: torch.Tensor) -> None:
         rows = self.scale_zero.shape[1]
-        out = torch.empty((x.shape[0], rows), dtype=x.dtype)
         for first in range(0, rows, self._panel):
             last = min(rows, first + self._panel)
-            out[:, first:last] = torch.mm(wide, unpack4(self.packed, self.scale_zero, self.group, first, last))
-        return out
+            out[:, first:last] = torch.mm(x, unpack4(self.packed, self.scale_zero, self.group, first, last))
 
     @property
     def nbytes(self) -> int:
@@ -140,7 +143,7 @@ class Int8Linear:
         self._tiles = [tile.t() for tile in weight.split(max(1, HEAD_TILE_BYTES // weight.shape[1]))]
         self._integers = has_vnni()
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, decodes: int = 0) -> torch.Tensor:
         return self.float32(x).to(x.dtype)
 
     def float32(self, x: torch.Tensor) -> torch.Tensor:
@@ -181,8 +184,8 @@ class StackedLinear:
     def __init__(self, parts: list[Linear]) -> None:
         self.parts = parts
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([part(x) for part in self.parts], dim=-1)
+    def __call__(self, x: torch.Tensor, decodes: int = 0) -> torch.Tensor:
+        return torch.cat([part(x, decodes) for part in self.parts], dim=-1)
 
     def float32(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([part.float32(x) for part in self.parts], dim=-1)
