@@ -22,13 +22,20 @@ from gateway_bench.bodies import LARGE_BYTES, SMALL_BYTES  # noqa: E402
 from gateway_bench.figures import number, table  # noqa: E402
 from gateway_bench.inprocess import Path, measured  # noqa: E402
 from gateway_bench.tricks import FEATURES, TRICKS, Switch  # noqa: E402
+from laya.net.server import COMPILED  # noqa: E402
 from laya.schema import fields  # noqa: E402
+from laya.schema.codec import decode_members  # noqa: E402
 from laya.schema.openai import decode_chat  # noqa: E402
+from laya.schema.pieces import member_spans  # noqa: E402
 from laya.wire.inbound import Inbound  # noqa: E402
 from laya.wire.messages import Limits  # noqa: E402
 from laya.wire.outbound import Outbound  # noqa: E402
 
 SIZES = {"200 B": SMALL_BYTES, "16 KB": LARGE_BYTES}
+
+
+TWO_COOKIES = stub.COMPLETION.replace(b"\r\n", b"\r\nset-cookie: a=b\r\nset-cookie: c=d\r\n", 1)
+LONG_TALK = json.dumps({"messages": [{"role": "user", "content": "He said no.\n" * 20}] * 4000}).encode()  # 1.2 MB
 
 
 def least(work: Callable[[], float], rounds: int) -> float:
@@ -63,7 +70,7 @@ def compared(path: Path, off: Switch, base: Switch | None, rounds: int) -> dict[
 
 def parts(path: Path, rounds: int) -> dict[str, float]:
     """The pieces of the way alone, us."""
-    inbound, outbound = Inbound(Limits()), Outbound(Limits())
+    inbound, outbound, by_h11 = Inbound(Limits()), Outbound(Limits()), Outbound(Limits(), fast=False)
 
     def parse_request(data: bytes) -> None:
         if inbound.take_whole(data) is None:
@@ -71,7 +78,7 @@ def parts(path: Path, rounds: int) -> dict[str, float]:
             inbound.next_event()
         inbound.start_next()
 
-    def parse_answer(data: bytes) -> None:
+    def parse_answer(data: bytes, outbound: Outbound = outbound) -> None:
         outbound.expect(b"POST")
         if outbound.take_whole(data) is None:
             outbound.receive(data)
@@ -94,6 +101,10 @@ def parts(path: Path, rounds: int) -> dict[str, float]:
         "(whole body decoded instead, 16 KB)": least(each(decode_chat, large), rounds),
         "route and pick": least(each(choose, [fields.read_routing(body) for body in small]), rounds),
         "parse answer": least(each(parse_answer, [stub.COMPLETION] * 512), rounds),
+        "parse answer with a header twice": least(each(parse_answer, [TWO_COOKIES] * 512), rounds),
+        "(read by h11 instead)": least(each(lambda data: parse_answer(data, by_h11), [TWO_COOKIES] * 64), rounds),
+        "top level of 1 MiB of chat, in pieces": least(each(member_spans, [LONG_TALK]), rounds),
+        "(at once instead, the interpreter held)": least(each(decode_members, [LONG_TALK]), rounds),
         "an access line": least(each(path.gateway.log.access, _records(path)), rounds),
     }
 
@@ -135,7 +146,8 @@ def render(result: dict) -> str:
     tricks += [[name, *_pair(told), number(told["off_us"] - told["on_us"])] for name, told in result["tricks"].items()]
     features = [["feature", "request with it, us", "without, us", "costs, us"]]
     features += [[name, *_pair(told), number(told["on_us"] - told["off_us"])] for name, told in result["features"].items()]
-    heading = f"{about['cpu']}, {about['cores']} cores, Python {about['python']}; load before: {about['load_before']}"
+    kind = "; data plane compiled (tricks inside it cannot be switched off)" if result["compiled"] else ""
+    heading = f"{about['cpu']}, {about['cores']} cores, Python {about['python']}; load before: {about['load_before']}{kind}"
     return "\n\n".join([heading, *map(table, (rows, pieces, tricks, features))])
 
 
@@ -149,7 +161,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     chosen = parser.parse_args(given)
     rounds = 10 if chosen.quick else 60  # of 512 requests, some 12 ms each
-    result = {"machine": machine.describe(), **measured(lambda path: measure(path, rounds))}
+    result = {"machine": machine.describe(), "compiled": COMPILED, **measured(lambda path: measure(path, rounds))}
     print(json.dumps(result, indent=1) if chosen.json else render(result))
     return 0
 
