@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import openai
@@ -47,6 +48,32 @@ def test_read_list_and_delete(gpt, backend, translating):
         gpt.responses.retrieve(second.id)
     with pytest.raises(openai.NotFoundError):
         gpt.responses.delete(second.id)
+
+
+@pytest.mark.parametrize("known", [lambda i: {"id": f"msg_c{i}"}, lambda i: {}, lambda i: {"id": "msg_same"}], ids=["ids", "none", "equal"])
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_a_long_input_is_listed_page_by_page(gpt, backend, known, order):
+    texts = [f"m{i}" for i in range(45)]
+    items = [{"type": "message", "role": "user", "content": text, **known(i)} for i, text in enumerate(texts)]
+    first = gpt.responses.create(model="m", input=items)
+    pages = list(itertools.islice(gpt.responses.input_items.list(first.id, order=order).iter_pages(), 10))
+    found = [item for page in pages for item in page.data]
+    assert len(pages) == 3 and [item.content for item in found] == (texts if order == "asc" else texts[::-1])
+    assert len({item.id for item in found}) == 45 and pages[0].last_id == pages[0].data[-1].id
+
+
+def test_a_large_input_is_listed_beside_the_loop(gpt, backend):
+    items = [{"role": "user", "content": "x" * 20_000} for _ in range(5)]
+    assert len(list(gpt.responses.input_items.list(gpt.responses.create(model="m", input=items).id, limit=2))) == 5
+
+
+def test_what_a_stored_answer_cannot_be_asked_for_is_said(gpt, backend, translating):
+    first = gpt.responses.create(model="m", input="hi")
+    for query in ("limit=0", "limit=101", "limit=x", f"limit=000000001{'9' * 5000}", "after=msg_unknown"):
+        status, raw, _ = translating.call("GET", f"/v1/responses/{first.id}/input_items?{query}", headers=AUTH)
+        assert status == 400 and json.loads(raw)["error"]["param"] == query.partition("=")[0], query
+    with pytest.raises(openai.BadRequestError, match="as a stream"):
+        gpt.responses.retrieve(first.id, stream=True)
 
 
 def test_stored_items_can_be_named_instead_of_sent(gpt, backend, translating):

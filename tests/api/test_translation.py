@@ -164,15 +164,40 @@ def test_text_that_is_no_unicode_costs_its_character_and_not_the_answer(content,
 @pytest.mark.parametrize(
     ("usage", "read"),
     [
-        ("null", None), ("5", None), ("[]", None), ('{"prompt_tokens": 1.5}', None), ('{"prompt_tokens": "3"}', None),
+        ("null", None), ("5", None), ("[]", None), ('{"prompt_tokens": 1.5}', None), ('{"prompt_tokens": "3"}', Usage(3, 0, 0)),
         ('{"prompt_tokens": -2, "completion_tokens": 4}', Usage(0, 0, 4)), ('{"prompt_tokens": null}', Usage(0, 0, 0)),
         ('{"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}}', Usage(3, 2, 1)),
+        ('{"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 7}}', Usage(3, 3, 0)), ('{"prompt_tokens": 4.0}', Usage(4, 0, 0)),
+        ('{"prompt_tokens": 1180591620717411303424}', None), (f'{{"prompt_tokens": {"9" * 5000}}}', None),
     ],
 )  # fmt: skip
 def test_no_answer_is_lost_for_a_count_that_cannot_be_read(usage, read):
     answer = ChatAnswer()
     body = b'{"choices":[{"index":0,"message":{"content":"a"},"finish_reason":"stop"}],"usage":%b}' % usage.encode()
     assert answer.read_body(body) == [TextPiece("a")] and answer.ending == Ending("stop", None, read)
+
+
+def test_an_empty_reason_in_every_chunk_is_none():
+    """(case 13) A stream that is cut then is not taken for whole."""
+    answer = ChatAnswer()
+    assert answer.read_stream(sse(delta("", content="a"), delta("", content="b"))) == [TextPiece("a"), TextPiece("b")]
+    assert not answer.whole
+    answer.read_stream(sse(delta("stop")))
+    assert answer.ending == Ending("stop")
+
+
+@pytest.mark.parametrize("index", ["null", '"0"', "0", "0.0"])
+def test_whatever_a_server_numbers_its_one_choice_with(index):
+    frame = b'data: {"choices":[{"index":%b,"delta":{"content":"a"}},{"index":1,"delta":{"content":"b"}}]}\n\n' % index.encode()
+    assert ChatAnswer().read_stream(frame) == [TextPiece("a")]
+
+
+def test_the_one_call_of_servers_older_than_tool_calls():
+    answer = ChatAnswer()
+    parts = [{"name": "f", "arguments": ""}, {"arguments": '{"a"'}, {"arguments": ":1}"}]
+    pieces = answer.read_stream(sse(*[delta(function_call=part) for part in parts], delta("function_call")))
+    assert isinstance(pieces[0], CallStart) and pieces[0].name == "f" and pieces[0].id
+    assert "".join(piece.text for piece in pieces[1:]) == '{"a":1}' and answer.ending.reason == "tool_calls"
 
 
 def test_a_last_frame_without_its_blank_line_counts():
@@ -206,7 +231,8 @@ def test_what_is_no_completion_is_a_bad_upstream(data):
     ("status", "body", "message"),
     [
         (400, {"error": {"message": "m", "code": "c"}}, "m"), (404, {"detail": "Not Found"}, "Not Found"), (500, {"message": "m"}, "m"),
-        (422, {"detail": [{"loc": ["body"]}]}, "The backend answered 422."), (502, {"error": "m"}, "m"), (418, {}, "The backend answered 418."),
+        (422, {"detail": [{"loc": ["body"]}]}, "The backend answered 422."),
+        (422, {"detail": [{"loc": ["body", 0, "a"], "msg": "m"}, {"msg": "n"}, 5]}, "body.0.a: m; n"), (502, {"error": "m"}, "m"), (418, {}, "The backend answered 418."),
     ],
 )  # fmt: skip
 def test_errors_of_backends(status, body, message):

@@ -189,6 +189,14 @@ def test_plain_to_stream_and_back_loses_nothing(with_usage):
     assert {k: v for k, v in again.items() if k != "usage"} == {k: v for k, v in before.items() if k != "usage"}
 
 
+def test_answers_with_numbers_of_any_size_are_kept_and_told_in_both_forms():
+    """(case 31)"""
+    body = completion([choice("a")], x=10**40)
+    assert from_plain("chat", body, question()) == body
+    events = events_of(told_as_stream("chat", body, False))
+    assert json.loads(events[0])["x"] == 10**40 and json.loads(from_stream("chat", events, None, question())[0])["x"] == 10**40
+
+
 def test_completions_are_told_in_both_forms():
     text = {"id": "t", "object": "text_completion", "created": 1, "model": "m",
             "choices": [{"index": 0, "text": "abc", "logprobs": None, "finish_reason": "stop"}]}  # fmt: skip

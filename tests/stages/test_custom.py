@@ -118,6 +118,25 @@ def test_texts_of_completions_messages_and_responses_are_rewritten_too(laya, ups
     assert json.loads(raw)["output"][0]["content"][0]["text"] == "oh PLEASE"
 
 
+def test_numbers_of_any_size_pass_a_stage(laya, upstream):
+    """(case 31) In plain answers and in events, of each API."""
+    big = 10**40
+    plain = {"choices": [{"index": 0, "message": {"content": "please"}, "finish_reason": "stop"}], "x": big}
+    upstream.script = lambda asked: [answer(plain)]
+    assert laya.chat("m", "hi")[1] == {**plain, "choices": [{**plain["choices"][0], "message": {"content": "PLEASE"}}]}
+    parts = {
+        "chat/completions": [{"type": "x", "choices": [{"index": 0, "delta": {"content": "please "}, "finish_reason": "stop"}], "x": big}],
+        "responses": [{"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "delta": "please ", "x": big},
+                      {"type": "response.completed", "response": {"id": "r", "output": []}, "x": big}],
+        "messages": [{"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "please "}, "x": big}, {"type": "message_stop", "x": big}],
+    }  # fmt: skip
+    for path, sent in parts.items():
+        upstream.script = lambda asked, sent=sent: [SSE_HEAD, *map(frame, sent), DONE]
+        members = {"input": "x"} if path == "responses" else {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
+        found = events(laya.call("POST", f"/v1/{path}", {"model": "m", "stream": True, **members})[1])
+        assert found[0]["x"] == big and "PLEASE" in json.dumps(found), path
+
+
 def test_a_stream_of_messages_keeps_its_order_and_loses_nothing(laya, upstream):
     def delta(text):
         return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}

@@ -78,6 +78,24 @@ def test_two_requests_with_the_same_placeholder_have_each_its_own_value():
     assert [content_of(out) for out in outs] == [PHONE, "13900139000"]
 
 
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+def test_numbers_of_any_size_pass_beside_a_value(api):
+    """(case 31) In the event that is changed, and in the frame with what was held back."""
+    big = 10**40
+    if api == "chat":
+        parts = [{**chunk("[PHONE"), "x": big}, {**chunk("_1] [x"), "x": big}, {**chunk(finish="stop"), "x": big}]
+    elif api == "responses":
+        head = {"type": "response.output_text.delta", "output_index": 0, "content_index": 0, "x": big}
+        parts = [{**head, "delta": "[PHONE"}, {**head, "delta": "_1] [x"}, {**head, "type": "response.output_text.done", "text": "[PHONE_1] [x"}]
+    else:
+        head = {"type": "content_block_delta", "index": 0, "x": big}
+        parts = [{**head, "delta": {"type": "text_delta", "text": text}} for text in ("[PHONE", "_1] [x")]
+        parts.append({"type": "content_block_stop", "index": 0, "x": big})
+    out = through(restorer(asked(), api), frames(*parts, names=api != "chat"))
+    told = [event for event in events_of(out) if isinstance(event, dict)]
+    assert sum(event.get("x") == big for event in told) >= len(parts) and PHONE in out.decode() and b"e+" not in out
+
+
 def test_choices_and_members_are_told_apart():
     stream = frames(
         chunk("a [PHO", 0), chunk("b [PHONE_", 1), chunk(reasoning_content="[EMAIL"), chunk(index=1, content="2]"),

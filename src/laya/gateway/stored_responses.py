@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -15,8 +16,9 @@ from laya.gateway.api.responses import item_key
 from laya.gateway.backends import Candidate
 from laya.gateway.exchange import DONE, JSON_LINE, Exchange
 from laya.gateway.proxy import ProxyExchange
+from laya.gateway.translation import WORK_ON_LOOP
 from laya.routing.table import Route
-from laya.schema.codec import encode_json, encode_members
+from laya.schema.codec import decode_members, encode_json, encode_members
 from laya.schema.responses import KeptConversation, decode_kept
 
 
@@ -24,6 +26,11 @@ class _Id(msgspec.Struct):
     id: str
 
 
+class _GivenId(msgspec.Struct):
+    id: Any = None
+
+
+_decode_given_id = msgspec.json.Decoder(_GivenId).decode
 _decode_id = msgspec.json.Decoder(_Id).decode
 PREFIX = b"/v1/responses/"
 INPUT_ITEMS = b"/input_items"
@@ -56,6 +63,8 @@ def _guarded(exchange: Exchange, step: Callable[..., None], *arguments: Any) -> 
         step(*arguments)
     except LayaError as error:
         exchange.fail(error)
+    except Exception as fault:
+        exchange.on_fault(fault)
 
 
 def _found(exchange: Exchange, id: str, scope: str, part: str, kept: bytes | None) -> None:
@@ -74,13 +83,32 @@ def _found(exchange: Exchange, id: str, scope: str, part: str, kept: bytes | Non
     if conversation.backend is not None:
         _pass_on(exchange, id, conversation.backend)
     elif part:
-        _answer(exchange, _input_items(conversation, exchange.request.query))
+        _list(exchange, id, conversation, len(kept))
+    elif b"stream=true" in exchange.request.query.split(b"&"):
+        raise InvalidRequest("A stored response is read whole here, not as a stream.", param="stream")
     else:
         _answer(exchange, bytes(conversation.response))
 
 
 def _answer(exchange: Exchange, body: bytes) -> None:
     exchange.answer(200, JSON_LINE, body, "ok")
+
+
+def _list(exchange: Exchange, id: str, conversation: KeptConversation, size: int) -> None:
+    """Here, or in a worker: every item is looked at."""
+
+    def work() -> bytes:
+        return _input_items(id, conversation, exchange.request.query)
+
+    def done(made: Any) -> None:
+        if isinstance(made, LayaError):
+            raise made
+        _answer(exchange, made)
+
+    if size <= WORK_ON_LOOP:
+        done(work())
+    else:
+        exchange.gateway.offload(work, lambda made: _guarded(exchange, done, made))
 
 
 class StoredElsewhere(ProxyExchange):
@@ -112,15 +140,39 @@ def _deleted(id: str) -> bytes:
     return encode_json({"id": id, "object": "response.deleted", "deleted": True})
 
 
-def _input_items(conversation: KeptConversation, query: bytes) -> bytes:
-    """All items up to the answer's own output, newest first as OpenAI lists them; `order=asc` turns them round."""
-    items: list[Any] = list(conversation.items[: len(conversation.items) - conversation.own])
+def _input_items(id: str, conversation: KeptConversation, query: bytes) -> bytes:
+    """A page of the items up to the answer's own output, newest first as OpenAI lists them; `order=asc` turns them round, and
+    `after` names the last item of the page before."""
+    items = list(zip(_ids_of(id, conversation), conversation.items, strict=False))
     options = dict(part.partition(b"=")[::2] for part in query.split(b"&"))
     if options.get(b"order") != b"asc":
         items.reverse()
     given = options.get(b"limit", b"20")
-    if not given.isdigit() or not 1 <= int(given[:9]) <= 100:  # OpenAI's bounds and default
+    if not given.isdigit() or len(given) > 3 or not 1 <= int(given) <= 100:  # OpenAI's bounds and default
         raise InvalidRequest("`limit` must be from 1 to 100.", param="limit")
+    if b"after" in options:
+        items = _behind(items, unquote_to_bytes(options[b"after"]).decode("utf-8", "replace"))
     shown = items[: int(given)]
-    more = len(items) > len(shown)
-    return encode_members({"object": "list", "data": shown, "first_id": None, "last_id": None, "has_more": more})
+    first, last = (shown[0][0], shown[-1][0]) if shown else (None, None)
+    data = [{**decode_members(item), "id": name} for name, item in shown]
+    return encode_members({
+        "object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(items) > len(shown),
+    })  # fmt: skip
+
+
+def _ids_of(id: str, conversation: KeptConversation) -> list[str]:
+    """Of each input item the id that it came with, if no earlier one had it; else one by its place."""
+    names: list[str] = []
+    seen: set[str] = set()
+    for place in range(len(conversation.items) - conversation.own):
+        own = _decode_given_id(conversation.items[place]).id
+        names.append(own if isinstance(own, str) and own and own not in seen else f"{id}-{place}")
+        seen.add(names[-1])
+    return names
+
+
+def _behind(items: list[tuple[str, Any]], name: str) -> list[tuple[str, Any]]:
+    for place, (known, _) in enumerate(items, 1):
+        if known == name:
+            return items[place:]
+    raise InvalidRequest(f"No item has the id {name[:100]!r}.", param="after")

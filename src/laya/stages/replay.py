@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from laya.schema.codec import encode_json
+from laya.schema.codec import encode_members
 from laya.stages.cache_key import Question
 
 # How an answer ends by itself. `length` counts only where the request set the limit; a filter may decide otherwise next time.
@@ -68,7 +68,7 @@ def _joined(api: str, events: list[bytes], tokens, question: Question) -> tuple[
         if tokens is not None:
             prompt, completion = tokens
             answer["usage"] = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    return (encode_json(answer), "usage" in answer) if _ended(answer, question) else None
+    return (encode_members(answer), "usage" in answer) if _ended(answer, question) else None
 
 
 def told_as_stream(api: str, body: bytes, with_usage: bool) -> bytes:
@@ -84,9 +84,9 @@ def _events(api: str, answer: dict[str, Any], with_usage: bool) -> bytes:
     frames = []
     for choice in answer["choices"]:
         for piece in _pieces(api, choice):
-            frames.append(b"data: " + encode_json({**head, "choices": [{"index": choice["index"], **piece}]}) + b"\n\n")
+            frames.append(b"data: " + encode_members({**head, "choices": [{"index": choice["index"], **piece}]}) + b"\n\n")
     if with_usage and answer.get("usage") is not None:
-        frames.append(b"data: " + encode_json({**head, "choices": [], "usage": answer["usage"]}) + b"\n\n")
+        frames.append(b"data: " + encode_members({**head, "choices": [], "usage": answer["usage"]}) + b"\n\n")
     frames.append(b"data: [DONE]\n\n")
     return b"".join(frames)
 

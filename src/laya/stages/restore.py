@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-import orjson
+import msgspec
 
+from laya.schema.codec import encode_members
 from laya.stages.redact_json import decode_string, encode_string, locate, plain_view, splice
 from laya.stages.restore_events import EVENTS, Events
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 # Members whose text is JSON: a value put into it must be escaped for the string that it stands in.
 JSON_MEMBERS = frozenset({b"arguments", b"partial_json"})
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class EventSource(Protocol):
@@ -76,11 +79,11 @@ class Restorer:
         if data[:1] != b"{":
             return self._events.flush() + raw  # `[DONE]`
         try:
-            decoded: Any = orjson.loads(data)
-        except orjson.JSONDecodeError:
+            decoded = _decode(data)
+        except (ValueError, RecursionError):
             return self._events.flush() + raw
         before = self._events.take(decoded)
-        new = orjson.dumps(decoded) if self._events.changed else data
+        new = encode_members(decoded) if self._events.changed else data
         if not self._events.is_delta:
             new = self.whole(new)
         return before + (raw if new is data else put(raw, data, new, event))

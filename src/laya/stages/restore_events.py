@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import orjson
+from laya.schema.codec import encode_members
 
 if TYPE_CHECKING:
     from laya.stages.vault import Vault
@@ -160,7 +160,7 @@ class ChoiceEvents(Events):
         frame = {**about, "choices": [{**choice, "logprobs": None, "finish_reason": None}]}
         if "usage" in frame:
             frame["usage"] = None
-        return b"data: %b\n\n" % orjson.dumps(frame)
+        return b"data: %b\n\n" % encode_members(frame)
 
 
 class ResponsesEvents(Events):
@@ -204,7 +204,7 @@ class ResponsesEvents(Events):
 
     def _frame(self, key: Key, about: dict[str, Any], text: str) -> bytes:
         about["delta"] = text
-        return b"event: %b\ndata: %b\n\n" % (key[1].encode(), orjson.dumps(about))
+        return b"event: %b\ndata: %b\n\n" % (key[1].encode(), encode_members(about))
 
 
 class MessagesEvents(Events):
@@ -227,7 +227,7 @@ class MessagesEvents(Events):
 
     def _frame(self, key: Key, about: Any, text: str) -> bytes:
         event = {"type": "content_block_delta", "index": key[0], "delta": {"type": about, key[1]: text}}
-        return b"event: content_block_delta\ndata: %b\n\n" % orjson.dumps(event)
+        return b"event: content_block_delta\ndata: %b\n\n" % encode_members(event)
 
 
 EVENTS: dict[str, type[Events]] = {

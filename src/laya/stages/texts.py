@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from laya.schema.codec import encode_json
+from laya.schema.codec import encode_members
 from laya.stages.custom import CustomAnswer
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -46,7 +46,7 @@ class TextFilter:
             text = self._answer.delta(holder[name], channel) + self._answer.end(channel)
             changed = changed or text != holder[name]
             holder[name] = text
-        return encode_json(value) if changed else body
+        return encode_members(value) if changed else body
 
     # -- streams -------------------------------------------------------------------------------------------------------
 
@@ -65,14 +65,14 @@ class TextFilter:
         except (ValueError, RecursionError):
             return raw
         if self._api in ("chat", "completions"):
-            return self._frame(encode_json(value), event) if self._choices(value) else raw
+            return self._frame(encode_members(value), event) if self._choices(value) else raw
         if self._api == "messages":
             return self._message_event(event, value, raw)
         return self._response_event(event, value, raw) if self._api == "responses" else raw
 
     def _choices(self, value: dict[str, Any]) -> bool:
         changed = False
-        for choice in value.get("choices") or ():
+        for choice in _maps(value.get("choices")):
             holder, name = (choice.get("delta"), "content") if self._api == "chat" else (choice, "text")
             if not isinstance(holder, dict):
                 continue
@@ -90,12 +90,12 @@ class TextFilter:
         delta = value.get("delta")
         if value.get("type") == "content_block_delta" and isinstance(delta, dict) and isinstance(delta.get("text"), str):
             delta["text"] = self._delta(delta["text"], channel)
-            return self._frame(encode_json(value), event)
+            return self._frame(encode_members(value), event)
         rest = self._end(channel) if value.get("type") == "content_block_stop" else ""
         if not rest:
             return raw
         more = {"type": "content_block_delta", "index": value["index"], "delta": {"type": "text_delta", "text": rest}}
-        return self._frame(encode_json(more), event and b"content_block_delta") + raw
+        return self._frame(encode_members(more), event and b"content_block_delta") + raw
 
     def _response_event(self, event: bytes | None, value: dict[str, Any], raw: bytes) -> bytes:
         kind, before = value.get("type"), b""
@@ -111,7 +111,7 @@ class TextFilter:
             return raw
         if self._shift and isinstance(value.get("sequence_number"), int):
             value["sequence_number"] += self._shift
-        return before + self._frame(encode_json(value), event)
+        return before + self._frame(encode_members(value), event)
 
     def _response_rest(self, event: bytes | None, done: dict[str, Any], place: tuple[int, int], channel: str) -> bytes:
         """What the stage held back, as one more delta before the text's end."""
@@ -125,7 +125,7 @@ class TextFilter:
         if isinstance(number, int):
             more["sequence_number"] = number + self._shift
         self._shift += 1
-        return self._frame(encode_json(more), event and b"response.output_text.delta")
+        return self._frame(encode_members(more), event and b"response.output_text.delta")
 
     def _repeats(self, value: dict[str, Any]) -> bool:
         """Put the texts as they were sent into an event that tells them again."""

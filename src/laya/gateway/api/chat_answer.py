@@ -8,9 +8,10 @@ Loop thread only.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from laya.errors import BadUpstream, ContextLengthExceeded, LayaError, by_status
 from laya.gateway.api.answer import Ending, Usage
@@ -21,7 +22,9 @@ from laya.wire.sse import EventStream
 
 # How servers say that a prompt does not fit; OpenAI's code is asked for first.
 _TOO_LONG = ("maximum context length", "context length", "context window", "context size", "prompt is too long")
+MAX_FAULTS = 8  # of those that it lists
 MAX_MESSAGE = 2000  # characters of a backend's error text that are passed on
+_FIRST = (0, None, "0")  # numbers of the one choice
 MAX_CALLS = 128  # tool calls in one answer; a backend that counts further is broken
 
 
@@ -44,24 +47,29 @@ class _Said(msgspec.Struct):
     reasoning: str | None = None
     refusal: str | None = None
     tool_calls: list[_Call] | None = None
+    function_call: _Function | None = None  # the one call of servers older than `tool_calls`
 
 
 class _Choice(msgspec.Struct):
-    index: int = 0
+    index: Any = 0  # some servers say null, or a string
     message: _Said | None = None
     delta: _Said | None = None
     finish_reason: str | None = None
     stop_reason: Any = None
 
 
+# Tokens, as far as any JSON reader has whole numbers: a count beyond that is none.
+_Tokens = Annotated[int, Meta(lt=2**53)]
+
+
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
+    cached_tokens: _Tokens | None = None
+    reasoning_tokens: _Tokens | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Tokens | None = None
+    completion_tokens: _Tokens | None = None
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
 
@@ -75,7 +83,7 @@ class _Body(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Body).decode
-_decode_usage = msgspec.json.Decoder(_Usage | None).decode
+_decode_usage = msgspec.json.Decoder(_Usage | None, strict=False).decode  # 12.0 is a count too
 # Half a surrogate pair as JSON escapes it; what must not be taken for one comes first: an escaped backslash, a whole pair.
 _HALF_PAIR = re.compile(
     rb"(\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
@@ -105,7 +113,7 @@ class ChatAnswer:
         if not self.whole:
             raise BadUpstream("The backend ended its stream before the answer was complete.")
         reason = self._reason or "stop"
-        if self._calls and reason == "stop":
+        if self._calls and reason in ("stop", "function_call"):
             reason = "tool_calls"
         return Ending(reason, self._stop_match, self._usage)
 
@@ -152,12 +160,12 @@ class ChatAnswer:
 
     def _read(self, body: _Body, pieces: list[Piece]) -> None:
         for choice in body.choices or ():
-            if choice.index:
+            if choice.index not in _FIRST:
                 continue  # one answer was asked for
             said = choice.delta or choice.message
             if said is not None:
                 self._read_said(said, pieces)
-            if choice.finish_reason is not None:
+            if choice.finish_reason:  # "" in every chunk is how some servers say null
                 self._reason = choice.finish_reason
                 if isinstance(choice.stop_reason, str):
                     self._stop_match = choice.stop_reason
@@ -174,6 +182,8 @@ class ChatAnswer:
                 pieces.append(TextPiece(text))
         for call in said.tool_calls or ():
             self._read_call(call, pieces)
+        if said.function_call is not None and not said.tool_calls:
+            self._read_call(_Call(index=0, function=said.function_call), pieces)
 
     def _read_call(self, call: _Call, pieces: list[Piece]) -> None:
         function = call.function or _Function()
@@ -232,12 +242,10 @@ def _read_usage(raw: msgspec.Raw) -> Usage | None:
 
 
 def _usage_of(usage: _Usage) -> Usage:
-    prompt, answer = usage.prompt_tokens_details, usage.completion_tokens_details
-    return Usage(*(
-        max(0, count or 0) for count in (
-            usage.prompt_tokens, prompt and prompt.cached_tokens, usage.completion_tokens, answer and answer.reasoning_tokens,
-        )
-    ))  # fmt: skip
+    read, written = usage.prompt_tokens_details, usage.completion_tokens_details
+    told = usage.prompt_tokens, read and read.cached_tokens, usage.completion_tokens, written and written.reasoning_tokens
+    prompt, cached, completion, reasoning = (max(0, count or 0) for count in told)
+    return Usage(prompt, min(cached, prompt), completion, min(reasoning, completion))
 
 
 def read_error(status: int, data: bytes) -> LayaError:
@@ -252,7 +260,7 @@ def read_error(status: int, data: bytes) -> LayaError:
 def error_of(status: int, body: dict[str, Any]) -> LayaError:
     told = body.get("error", body.get("detail", body))
     fields = told if isinstance(told, dict) else {"message": told}
-    text = fields.get("message")
+    text = _faults_of(told) if isinstance(told, list) else fields.get("message")
     message = text[:MAX_MESSAGE] if isinstance(text, str) and text else f"The backend answered {status}."
     code = fields.get("code")
     if status in (400, 413, 500) and (code == "context_length_exceeded" or _says_too_long(message)):
@@ -264,6 +272,16 @@ def error_of(status: int, body: dict[str, Any]) -> LayaError:
     if isinstance(fields.get("param"), str):
         error.param = fields["param"]
     return error
+
+
+def _faults_of(told: list[Any]) -> str:
+    """The words of a server that lists what it found wrong: `[{"loc": [...], "msg": "..."}]`."""
+    faults = [fault for fault in told[:MAX_FAULTS] if isinstance(fault, dict) and isinstance(fault.get("msg"), str)]
+    places = [fault.get("loc") for fault in faults]
+    return "; ".join(
+        f"{'.'.join(map(str, place))}: {fault['msg']}" if isinstance(place, list) else fault["msg"]
+        for place, fault in zip(places, faults, strict=True)
+    )  # fmt: skip
 
 
 def _says_too_long(message: str) -> bool:
