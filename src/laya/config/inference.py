@@ -62,7 +62,9 @@ class EngineConfig(Section, kw_only=True):
         int, size("host memory for the KV of preempted sequences (a plain number is GiB); no effect on the CPU", 0, 16 * TIB,
                   plain="GiB")
     ] = 0  # fmt: skip
-    enforce_eager: Annotated[bool, about("no captured graphs: slower steps, less memory")] = False
+    enforce_eager: Annotated[
+        bool, about("nano-vllm: no captured graphs, slower steps, less memory; the torch engine captures none")
+    ] = False
     max_concurrent_prefills: Annotated[
         int, about("prompts being read at the same time; each adds to the peak of memory", ge=1, le=4096)
     ] = 1
