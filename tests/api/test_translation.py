@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -83,6 +84,26 @@ def test_messages_keep_to_what_templates_take(steps):
     assert "system" not in roles[1:]
     for one, two in zip(roles, roles[1:], strict=False):
         assert one != two or one == "tool"
+
+
+@pytest.mark.parametrize("order", ["in turns", "calls first"])
+def test_a_long_conversation_costs_time_in_proportion(order):
+    """Four times the calls cost four times the time, and nothing like sixteen times."""
+
+    def steps(count: int) -> list[tuple[str, str]]:
+        calls, results = ([(kind, str(i)) for i in range(count)] for kind in ("call", "result"))
+        return [*calls, *results] if order == "calls first" else [step for pair in zip(calls, results, strict=True) for step in pair]
+
+    def seconds(count: int) -> float:
+        given, taken = steps(count), []
+        for _ in range(3):
+            begun = time.process_time()
+            made = built(given)
+            taken.append(time.process_time() - begun)
+            assert len(made) == (count + 1 if order == "calls first" else 2 * count)
+        return min(taken)
+
+    assert seconds(8000) < 10 * seconds(2000)
 
 
 # -- chat answers ----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ class Turns:
     def __init__(self) -> None:
         self._system: list[str] = []
         self._messages: list[dict[str, Any]] = []
-        self._calls: dict[str, dict[str, Any]] = {}  # call id -> the assistant message that holds it
+        self._results: list[list[dict[str, Any]]] = []  # behind each of them: the results of its calls
+        self._calls: dict[str, list[dict[str, Any]]] = {}  # call id -> where its result belongs
         self._images: list[Part] = []  # of tool results: they follow in a user's message
 
     def system(self, text: str) -> None:
@@ -34,7 +35,7 @@ class Turns:
         self._flush_images()
         last = self._last("user")
         if last is None:
-            self._messages.append({"role": "user", "content": list(parts)})
+            self._add({"role": "user", "content": list(parts)})
         else:
             last["content"].extend(parts)
 
@@ -44,52 +45,56 @@ class Turns:
 
     def reasoning(self, text: str) -> None:
         if text:
-            message = self._assistant()
-            message["reasoning_content"] = GAP.join(filter(None, (message.get("reasoning_content"), text)))
+            self._assistant().setdefault("reasoning_content", []).append(text)
 
     def call(self, call_id: str, name: str, arguments: str) -> None:
         message = self._assistant()
         message.setdefault("tool_calls", []).append(
             {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments or "{}"}}
         )
-        self._calls[call_id] = message
+        self._calls[call_id] = self._results[-1]
 
     def result(self, call_id: str, parts: list[Part]) -> None:
         """A tool's result; one whose call is not there (its turn was cut away) is told in words."""
         text = GAP.join(part for part in parts if isinstance(part, str))
         images = [part for part in parts if not isinstance(part, str)]
-        caller = self._calls.get(call_id)
-        if caller is None:
+        results = self._calls.get(call_id)
+        if results is None:
             self.user([f"[result of the tool call {call_id}]\n{text}", *images])
             return
-        at = next(i for i, message in enumerate(self._messages) if message is caller) + 1
-        while at < len(self._messages) and self._messages[at]["role"] == "tool":
-            at += 1
-        self._messages.insert(at, {"role": "tool", "tool_call_id": call_id, "content": text})
+        results.append({"role": "tool", "tool_call_id": call_id, "content": text})
         self._images.extend(images)
 
     def messages(self) -> list[dict[str, Any]]:
         """The messages; the builder is of no further use."""
         self._flush_images()
-        for message in self._messages:
+        made = [{"role": "system", "content": GAP.join(self._system)}] if self._system else []
+        for message, results in zip(self._messages, self._results, strict=True):
             if message["role"] == "user":
                 message["content"] = _content(message["content"])
-            elif message["role"] == "assistant":
+            else:
                 text = GAP.join(message["content"])
                 message["content"] = text if text or "tool_calls" not in message else None
-        front = [{"role": "system", "content": GAP.join(self._system)}] if self._system else []
-        return front + self._messages
+                if "reasoning_content" in message:
+                    message["reasoning_content"] = GAP.join(message["reasoning_content"])
+            made += (message, *results)
+        return made
+
+    def _add(self, message: dict[str, Any]) -> dict[str, Any]:
+        self._messages.append(message)
+        self._results.append([])
+        return message
 
     def _last(self, role: str) -> dict[str, Any] | None:
-        return self._messages[-1] if self._messages and self._messages[-1]["role"] == role else None
+        """The last message, if it is of that role and what is added now would stand right behind it."""
+        if not self._messages or self._messages[-1]["role"] != role or self._results[-1]:
+            return None
+        return self._messages[-1]
 
     def _assistant(self) -> dict[str, Any]:
         self._flush_images()
         message = self._last("assistant")
-        if message is None:
-            message = {"role": "assistant", "content": []}
-            self._messages.append(message)
-        return message
+        return self._add({"role": "assistant", "content": []}) if message is None else message
 
     def _flush_images(self) -> None:
         images, self._images = self._images, []
