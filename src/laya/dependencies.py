@@ -31,6 +31,14 @@ ENGINE = {
     "safetensors": ("safetensors", "0.8.0"),
     "psutil": ("psutil", "7.2.2"),
 }
+# Used where they are installed; nothing is imported before it is needed.
+OPTIONAL = {
+    "nanovllm": ("nano-vllm-fork", "20260210"),
+    "transformers": ("transformers", "5.24.0"),  # nano-vllm's
+    "llguidance": ("llguidance", "1.9.1"),
+    "redis": ("redis", "8.1.0"),
+    "re2": ("google-re2", "1.1.20251105"),
+}
 EXTRA = "pip install 'laya-server[engine]'"
 
 

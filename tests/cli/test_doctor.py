@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
+import sqlite3
 import subprocess
+import sys
 import time
 import types
 from pathlib import Path
@@ -21,6 +25,7 @@ from laya.cli.doctor_finding import Finding
 from laya.cli.main import main
 from laya.config import loads
 from laya.engine.cards import Nvml
+from server import ROOT
 
 
 @pytest.fixture
@@ -106,12 +111,13 @@ def test_a_server_that_ends_at_start_is_told_with_its_own_line(place, capsys):
 
 
 def test_packages_that_are_missing_or_of_other_versions(monkeypatch):
+    monkeypatch.setattr(dependencies, "OPTIONAL", {})
     monkeypatch.setattr(dependencies, "ROUTER", {"h11": ("h11", "0.1.0")})
-    first, second = doctor_machine.packages(engine=False)
+    first, second, _ = doctor_machine.packages(engine=False)
     assert first.state == "warn" and "tested with 0.1.0" in first.text and "h11==0.1.0" in first.mend
     assert second.text.startswith("0 of 1")
     monkeypatch.setattr(dependencies, "ROUTER", {"no_such_package": ("no-such-package", "3.2.1")})
-    (finding,) = doctor_machine.packages(engine=False)
+    finding, _ = doctor_machine.packages(engine=False)
     assert finding.state == "fail" and "no-such-package" in finding.text
     assert finding.mend == "pip install 'no-such-package==3.2.1'"
 
@@ -120,7 +126,7 @@ def test_a_package_that_fails_at_import_is_told_with_its_repair(tmp_path, monkey
     (tmp_path / "breaking_package.py").write_text("raise ImportError('its library is of another version')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(dependencies, "ROUTER", {"breaking_package": ("breaking-package", "1.0")})
-    (finding,) = doctor_machine.packages(engine=False)
+    finding, _ = doctor_machine.packages(engine=False)
     assert "its library is of another version" in finding.text and "--force-reinstall 'breaking-package==1.0'" in finding.mend
 
 
@@ -145,10 +151,74 @@ def test_too_few_descriptors_are_told_with_the_number(monkeypatch):
     assert next(doctor_machine.limits(config)).state == "ok"
 
 
-def test_a_session_table_that_cannot_be_written():
+def test_optional_packages_are_compared_where_they_are_installed(monkeypatch):
+    monkeypatch.setattr(dependencies, "ROUTER", {})
+    monkeypatch.setattr(dependencies, "OPTIONAL", {"h11": ("h11", "0.1.0"), "nothing": ("no-such-package", "1")})
+    _, first, second = doctor_machine.packages(engine=False)
+    assert (first.name, first.state) == ("optional packages", "warn") and "tested with 0.1.0" in first.text
+    assert second.text.startswith("0 of 1")
+
+
+def test_a_session_table_without_its_folder():
     config = loads("router: {mode: persistent, path: /nowhere/at/all.sqlite}\nbackends: {b: {url: 'http://h:1'}}\nroutes: [{match: '*', to: b}]")
     (finding,) = doctor_machine.storage(config)
-    assert finding.state == "fail" and "router.path" in finding.mend
+    assert finding.state == "fail" and finding.mend == "mkdir -p /nowhere/at"
+
+
+def test_a_session_table_that_cannot_be_kept_is_told_and_nothing_is_left_behind(tmp_path, monkeypatch):
+    path = tmp_path / "t.sqlite"
+    assert doctor_machine.table_file(str(path)).state == "ok" and list(tmp_path.iterdir()) == []
+    path.mkdir()
+    assert doctor_machine.table_file(str(path)).state == "fail"
+    path.rmdir()
+    path.write_bytes(b"not a table at all")
+    damaged = doctor_machine.table_file(str(path))
+    assert damaged.state == "warn" and "puts it aside" in damaged.text
+    path.unlink()
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(doctor_machine.tempfile, "TemporaryDirectory", full)
+    failed = doctor_machine.table_file(str(path))
+    assert failed.state == "fail" and "No space left" in failed.text
+
+
+def test_a_file_system_without_write_ahead_logs_is_told(tmp_path, monkeypatch):
+    class Plain(sqlite3.Connection):
+        def execute(self, sql, *arguments):
+            return super().execute(sql.replace("=WAL", "=DELETE"), *arguments)
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(doctor_machine.sqlite3, "connect", lambda path: connect(path, factory=Plain))
+    finding = doctor_machine.table_file(str(tmp_path / "t.sqlite"))
+    assert finding.state == "warn" and "without write-ahead logs" in finding.text
+
+
+def test_the_server_of_the_proof_ends_with_the_command_however_that_ends(place, model_path):
+    engine = {"model": str(model_path), "max_seq_len": 512, "kv_cache": "32MiB", "max_num_seqs": 1}
+    (place / "laya.yaml").write_text(json.dumps({"server": {"port": 0}, "inference": engine}))
+    doctor = subprocess.Popen(
+        [sys.executable, "-u", "-m", "laya", "doctor"], stdout=subprocess.PIPE, text=True, cwd=place,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    try:
+        line = next(line for line in doctor.stdout if line.split()[1] == "start")
+        port = int(re.search(r"127\.0\.0\.1:(\d+)", line).group(1))
+    finally:
+        doctor.kill()
+        doctor.wait()
+
+    def ended() -> bool:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            return False
+        return True
+
+    until = time.monotonic() + 30
+    while not ended() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert ended()
 
 
 def shared(url: str):

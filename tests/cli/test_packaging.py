@@ -30,7 +30,7 @@ def requirements(section: str) -> dict[str, str]:
 
 def test_the_tested_versions_are_those_of_the_constraints():
     pinned = {canonical(name): version for name, version in pins().items()}
-    for distribution, version in {**dependencies.ROUTER, **dependencies.ENGINE}.values():
+    for distribution, version in {**dependencies.ROUTER, **dependencies.ENGINE, **dependencies.OPTIONAL}.values():
         assert pinned.get(canonical(distribution)) == version, distribution
 
 

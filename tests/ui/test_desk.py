@@ -129,6 +129,21 @@ def test_watchers_are_bounded_and_those_who_leave_make_room(router):
     assert router.wait_for(room)
 
 
+@pytest.mark.parametrize("path", ["/ui/events", "/ui/route?model=a"])
+def test_what_a_foreign_page_embeds_is_refused(router, path):
+    for site, allowed in (("cross-site", False), ("same-site", False), ("same-origin", True), ("none", True)):
+        connection = http.client.HTTPConnection("127.0.0.1", router.port, timeout=20)
+        connection.request("GET", path, headers={"sec-fetch-site": site})
+        with contextlib.closing(connection):
+            assert connection.getresponse().status == (200 if allowed else 403), site
+    assert router.get("/ui", {"sec-fetch-site": "cross-site"})[0] == 200  # a link that is followed
+
+
+def test_an_explainer_asked_too_much_refuses(router):
+    status, body = router.get("/ui/route?" + "&".join(f"a{number}=1" for number in range(50)))
+    assert status == 400 and "more than 8 fields" in json.loads(body)["error"]["message"]
+
+
 def test_a_head_request_for_events_ends(router):
     assert router.call("HEAD", "/ui/events", timeout=10)[0] == 200
 

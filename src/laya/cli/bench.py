@@ -1,8 +1,8 @@
 """`laya bench`: a short closed-loop load on a running server.
 
 In: the command line. Out: a table, or one JSON object, of rates and latencies; exit code 0 when anything succeeded. Ctrl-C ends
-it early, and what was measured until then is shown. Every request is a chat completion of its own text, so that no cache answers
-it. Main thread, and one thread for each connection.
+it early and shows what was measured. Every request is a chat completion of its own text, so that no cache answers it. Main
+thread, and one thread for each connection.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ import platform
 import resource
 import sqlite3
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from importlib import metadata
 
 from laya import dependencies
@@ -46,6 +48,8 @@ def packages(*, engine: bool) -> Iterator[Finding]:
             yield finding
         if not failed:
             yield torch_build()
+    there = {name: pair for name, pair in dependencies.OPTIONAL.items() if dependencies.installed_version(pair[0]) is not None}
+    yield from _versions("optional packages", there)
 
 
 def _chain(name: str, chain: dict[str, tuple[str, str]]) -> Iterator[Finding]:
@@ -56,6 +60,10 @@ def _chain(name: str, chain: dict[str, tuple[str, str]]) -> Iterator[Finding]:
         text, _, mend = str(error).rpartition(" it with: ")
         yield Finding(name, FAIL, text.rpartition(";")[0] or str(error), mend)
         return
+    yield from _versions(name, chain)
+
+
+def _versions(name: str, chain: dict[str, tuple[str, str]]) -> Iterator[Finding]:
     same = 0
     for distribution, tested in chain.values():
         installed = dependencies.installed_version(distribution)
@@ -137,12 +145,38 @@ def storage(config: Config) -> Iterator[Finding]:
     if config.router.mode not in ("hybrid", "persistent"):
         yield Finding("sqlite", OK, f"{version}, not used in mode {config.router.mode}")
         return
-    path = config.path_of(config.router.path)
+    yield table_file(config.path_of(config.router.path))
+
+
+def table_file(path: str) -> Finding:
+    """Whether a table can be kept there, tried with another file beside it; the table itself is only looked at."""
     folder = os.path.dirname(path) or "."
-    if not os.access(folder, os.W_OK) or (os.path.exists(path) and not os.access(path, os.W_OK)):
-        yield Finding("sqlite", FAIL, f"{path} cannot be written", f"chown $(id -un) {folder}, or set router.path")
-    else:
-        yield Finding("sqlite", OK, f"{version}, {path}")
+    if not os.path.isdir(folder):
+        return Finding("sqlite", FAIL, f"{folder}, where {os.path.basename(path)} would be, is not there", f"mkdir -p {folder}")
+    if os.path.exists(path) and not (os.path.isfile(path) and os.access(path, os.R_OK | os.W_OK)):
+        return Finding("sqlite", FAIL, f"{path} is no file that can be written", f"chown $(id -un) {path}, or set router.path")
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix=".laya-doctor-", dir=folder) as work,
+            closing(sqlite3.connect(os.path.join(work, "try.sqlite"))) as connection,
+        ):
+            kind = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+            connection.execute("CREATE TABLE tried (x)")
+    except (OSError, sqlite3.Error) as exc:
+        text = f"{folder} takes no table: {getattr(exc, 'strerror', None) or exc}"
+        return Finding("sqlite", FAIL, text, f"chown $(id -un) {folder}, make room there, or set router.path")
+    if kind != "wal":
+        text = f"{folder} is on a file system without write-ahead logs: each commit takes longer there"
+        return Finding("sqlite", WARN, text, "set router.path to a local disk")
+    if os.path.exists(path) and not _is_table(path):
+        return Finding("sqlite", WARN, f"{path} is damaged: the next start puts it aside", "restore it if you can")
+    return Finding("sqlite", OK, f"{sqlite3.sqlite_version}, {path}")
+
+
+def _is_table(path: str) -> bool:
+    """By its first bytes: a running Laya may hold it."""
+    with open(path, "rb") as file:
+        return file.read(16) in (b"", b"SQLite format 3\0")
 
 
 def shared_table(url: str) -> Finding:

@@ -6,6 +6,7 @@ thread.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -37,6 +38,7 @@ STOP_S = 30.0
 ANSWER_S = 300.0
 PROBE_S = 2.0  # a Laya on this machine answers within a millisecond
 QUESTION = "What is the capital of France? Answer briefly."
+_SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 USABLE = frozenset({"ready", "asleep"})
 ENDED = frozenset({"failed", "stopped"})
 
@@ -60,6 +62,8 @@ def models(config: Config) -> Iterator[Finding]:
         if not os.path.exists(path):
             mend = f"laya pull {which}" if which else "laya pull ORG/NAME, or set inference.model"
             yield Finding(f"model {name}", FAIL, f"{path} is not there", mend)
+        elif not os.access(path, os.R_OK):
+            yield Finding(f"model {name}", FAIL, f"{path} cannot be read", f"chmod a+r {path}")
         elif packaged is not None and not wheel.is_right(path, packaged):
             yield Finding(f"model {name}", FAIL, f"{path} is damaged: its checksum is wrong", f"laya pull {which}")
         else:
@@ -102,7 +106,10 @@ def port(config: Config) -> Iterator[Finding]:
             yield Finding("port", OK, f"{host}:{number}: a running Laya answers")
         else:
             reason = exc.strerror or str(exc)
-            mend = f"another server.port, or end what listens: ss -ltnp sport = :{number}"
+            mend = {
+                errno.EADDRINUSE: f"another server.port, or end what listens: ss -ltnp sport = :{number}",
+                errno.EACCES: "a server.port from 1024 on, or AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit",
+            }.get(exc.errno, "set server.host to an address of this machine")
             yield Finding("port", FAIL, f"{host}:{number} cannot be used: {reason}", mend)
 
 
@@ -151,7 +158,11 @@ def _start(config: Config, role: str, log) -> subprocess.Popen:
     }  # fmt: skip
     command = [sys.executable] if hasattr(sys, "_MEIPASS") else [sys.executable, "-m", "laya"]
     command += [role, *(["--config", config.source] if config.source else [])]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **overrides})
+    prctl = ctypes.CDLL(None).prctl  # looked up before the fork
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **overrides},
+        preexec_fn=lambda: prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0),  # however this command ends
+    )  # fmt: skip
 
 
 def _log_lines(log) -> list[str]:

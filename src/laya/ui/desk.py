@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from laya import __version__
-from laya.errors import InvalidRequest, LayaError, Unavailable
+from laya.errors import Forbidden, InvalidRequest, LayaError, Unavailable
 from laya.gateway.exchange import DONE, JSON_LINE, Exchange
 from laya.gateway.facts import estimate_tokens
 from laya.routing.classify import RequestFacts
@@ -26,6 +26,8 @@ from laya.ui.watching import WatchExchange
 MAX_WATCHERS = 16
 FRAME_S = 1.0
 RECENT_SHOWN = 40
+MAX_FIELDS = 8  # of the explainer's query, which knows two
+FOREIGN = frozenset({b"cross-site", b"same-site"})
 
 
 class Desk:
@@ -52,12 +54,17 @@ class Desk:
 
     def answer(self, exchange: Exchange) -> None:
         path = exchange.plan.path
+        if path == b"/ui":
+            self._offloaded(exchange, page, lambda made: (made.lines, made.body))
+            return
+        fields = exchange.request.fields
+        # What a foreign page embeds comes without an Origin; it could not read the answer, but would take a watcher's place.
+        if b"origin" not in fields and fields.get(b"sec-fetch-site") in FOREIGN:
+            raise Forbidden("Pages from elsewhere may not embed this.")
         if path == b"/ui/events":
             self._watch(exchange)
-        elif path == b"/ui/route":
-            self._explain(exchange)
         else:
-            self._offloaded(exchange, page, lambda made: (made.lines, made.body))
+            self._explain(exchange)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -102,7 +109,10 @@ class Desk:
     # -- the explainer -------------------------------------------------------------------------------------------------
 
     def _explain(self, exchange: Exchange) -> None:
-        asked = parse_qs(exchange.request.query.decode("utf-8", "replace"), max_num_fields=8)
+        try:
+            asked = parse_qs(exchange.request.query.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
+        except ValueError:
+            raise InvalidRequest(f"The query has more than {MAX_FIELDS} fields; known: model, message.") from None
         table = exchange.gateway.table
         name = asked.get("model", [table.default_model or ""])[0]
         message = asked.get("message", [None])[0]
