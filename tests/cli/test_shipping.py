@@ -7,7 +7,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -131,6 +134,55 @@ def test_the_embedded_model_is_found_in_the_executable_unless_there_is_one_besid
     beside.parent.mkdir(parents=True)
     beside.write_bytes(b"x")
     assert config.model_path(engine) == str(beside)
+
+
+CHILD = """
+import sys, time
+sys._MEIPASS = sys.argv[1]
+from laya.cli.onefile import settle
+settle()
+import signal
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+print("settled", flush=True)
+if sys.argv[2] == "end": sys.exit(0)
+time.sleep(60)
+"""
+
+
+def unpacked(folder: Path, how: str) -> subprocess.Popen:
+    """What PyInstaller's loader is: a process that waits for the one that runs."""
+    (folder / "carried").write_text("x")
+    loader = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}, {str(folder)!r}, {how!r}])"
+    return subprocess.Popen(
+        [sys.executable, "-c", loader], stdout=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+
+
+def test_the_executables_two_processes_end_as_one_and_leave_nothing_unpacked(tmp_path):
+    loader = unpacked(tmp_path, "stay")
+    assert loader.stdout.readline() == "settled\n"
+    loader.kill()
+    assert loader.stdout.read() == ""  # the child has ended too
+    until = time.monotonic() + 20
+    while tmp_path.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not tmp_path.exists()
+    loader.wait()
+
+
+def test_the_executable_leaves_what_its_loader_removes(tmp_path):
+    loader = unpacked(tmp_path, "end")
+    loader.communicate(timeout=20)
+    assert (tmp_path / "carried").exists()
+
+
+def test_a_terminals_interrupt_reaches_the_executable_through_its_loader_only(tmp_path):
+    loader = unpacked(tmp_path, "stay")
+    assert loader.stdout.readline() == "settled\n"
+    os.killpg(loader.pid, signal.SIGINT)  # the stand-in passes nothing on
+    assert "interrupted" not in loader.communicate(timeout=20)[0]
 
 
 def test_memory_max_is_the_least_in_which_the_plan_stays_as_it_is(model_path):

