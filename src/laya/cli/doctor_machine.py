@@ -95,7 +95,7 @@ def namesakes() -> Iterator[Finding]:
         pass
     strange = [name for name in os.environ if name.startswith("LAYA_") and "__" not in name and name not in TOP_LEVEL]
     if found:
-        mend = "pip uninstall laya; pip install --force-reinstall --no-deps laya-server"
+        mend = "pip uninstall laya, then install laya-server again, as its files may have gone too"
         yield Finding("namesakes", WARN, f"{found[0]}: both are imported as laya", mend)
     if strange:
         named = ", ".join(sorted(strange)[:5])
