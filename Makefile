@@ -72,7 +72,7 @@ binary-router: $(VENV)/.installed-binary
 compiled: $(VENV)/.installed-dev
 	$(PIP_INSTALL) mypy
 	rm -rf build/compiled && mkdir -p build/compiled
-	cp -r src tests tools benchmarks docs setup.py setup.cfg pyproject.toml README.md constraints.txt laya.yaml build/compiled
+	cp -r src tests tools benchmarks docs setup.py setup.cfg pyproject.toml README.md LICENSE constraints.txt laya.yaml build/compiled
 	ln -s ../../models build/compiled/models
 	cd build/compiled && LAYA_COMPILE=1 $(abspath $(PY)) setup.py -q build_ext --inplace
 	cd build/compiled && $(abspath $(PY)) -m pytest tests/wire tests/net tests/gateway
