@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from laya.cli.main import main
 from laya.cli.top_screen import duration, milliseconds, screen, size, spark
 from scripted_upstream import ScriptedUpstream, answer
+from server import ROOT
 
 
 def test_once_prints_one_frame(router, capsys):
@@ -43,7 +45,7 @@ def test_the_address_and_the_key_come_from_the_configuration(upstream, tmp_path,
 
 
 def test_it_goes_on_when_the_server_comes_back(upstream, tmp_path):
-    from server import ROOT, running
+    from server import running
 
     config = {"backends": {"up": {"url": upstream.url, "health": None}}, "routes": [{"match": "*", "to": "up"}]}
     with running(config, tmp_path) as laya:
@@ -70,6 +72,30 @@ def test_it_goes_on_when_the_server_comes_back(upstream, tmp_path):
             top.kill()
             top.wait(10)
     assert "nothing answers" in seen and "ready" in back
+
+
+def test_a_terminal_without_the_characters_gets_others(router):
+    done = subprocess.run(
+        [sys.executable, "-m", "laya", "top", "--once", "--url", router.url], capture_output=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 0 and b"router" in done.stdout and done.stderr == b""
+
+
+def test_where_stdout_is_no_terminal_frames_follow_each_other(router):
+    environ = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "TTY_INTERACTIVE")}
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "laya", "top", "--url", router.url], stdout=subprocess.PIPE, text=True,
+        env={**environ, "PYTHONPATH": str(ROOT / "src")},
+    ) as top:  # fmt: skip
+        heads = 0
+        for line in top.stdout:
+            heads += line.startswith("laya ")
+            if heads == 3:
+                break
+        assert heads == 3 and "\x1b" not in line
+        top.send_signal(signal.SIGINT)
+        assert top.wait(20) == 0
 
 
 @pytest.mark.parametrize(

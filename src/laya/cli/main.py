@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ _NEEDED = ("msgspec", "yaml", "ahocorasick")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. The code is one of `exits`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark
     try:
         arguments = parse(sys.argv[1:] if argv is None else list(argv))
         return _command(arguments.command).run(arguments)

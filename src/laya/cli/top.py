@@ -1,6 +1,7 @@
 """`laya top`: what /ui shows, in a terminal. `--once` prints one frame and ends.
 
-In: frames of /ui/events from a running server. Out: text on stdout, drawn anew each second until Ctrl-C. Main thread.
+In: frames of /ui/events from a running server. Out: text on stdout, drawn anew each second until Ctrl-C; where stdout is no
+terminal, one frame below the other. Main thread.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import http.client
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from laya.cli import exits
@@ -29,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         from rich.console import Console
-        from rich.live import Live
     except ImportError:
         raise DependencyError("rich is not installed; bring it with: pip install rich") from None
     from laya.cli.top_screen import lost
@@ -41,18 +41,28 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.once:
         console.print(shown)
         return exits.OK
-    with (
-        contextlib.suppress(KeyboardInterrupt),  # how one ends it
-        Live(shown, console=console, screen=console.is_terminal, auto_refresh=False) as live,
-    ):
+    with contextlib.suppress(KeyboardInterrupt), display(console, shown) as show:  # Ctrl-C is how one ends it
         while True:
             try:
                 for frame in frames(running):
-                    live.update(drawn(frame, console.width), refresh=True)
+                    show(drawn(frame, console.width))
             except exits.CommandFailed as failed:
-                live.update(lost(str(failed)), refresh=True)
+                show(lost(str(failed)))
             time.sleep(RETRY_S)
     return exits.OK
+
+
+@contextlib.contextmanager
+def display(console, shown) -> Iterator[Callable[[Any], None]]:
+    """What shows one thing in place of the one before."""
+    if not console.is_terminal:
+        console.print(shown)
+        yield console.print
+        return
+    from rich.live import Live
+
+    with Live(shown, console=console, screen=True, auto_refresh=False) as live:
+        yield lambda what: live.update(what, refresh=True)
 
 
 def drawn(frame: dict[str, Any], width: int):
