@@ -9,7 +9,7 @@ import pytest
 
 from client_run import ChatModel, Step
 from raw import post, read_all, read_until
-from scripted_upstream import SSE_HEAD, Asked, Close, Reset, ScriptedUpstream, Sleep, answer, chunked
+from scripted_upstream import SSE_HEAD, Asked, Close, Hold, Reset, ScriptedUpstream, Sleep, answer, chunked
 from server import Laya, running
 
 RESPONSE = {"id": "resp_native", "object": "response", "output": [], "status": "completed"}
@@ -169,6 +169,17 @@ def test_a_stream_that_is_cut_ends_in_the_apis_own_error(laya, backends, api, en
     else:
         assert last.startswith(b"response.failed") and b'"sequence_number":2' in last and b'"id":"resp_n"' in last
     assert data.count(b"response.created") <= 2 and data.endswith(b"0\r\n\r\n"), "nothing is sent twice"
+
+
+@pytest.mark.parametrize("end", [[Close()], [Reset()], [Hold()]], ids=["fin", "reset", "silence"])
+@pytest.mark.parametrize("api", ["responses", "messages"])
+def test_nothing_follows_the_last_event_whatever_comes_of_the_connection(laya, backends, api, end):
+    """(case 15)"""
+    frames = [*STREAMS[api], ENDS[api]]
+    backends[0].script = lambda asked: [SSE_HEAD, *map(chunked, frames), Sleep(0.1), *end]
+    data = stream(laya, api)
+    assert ENDS[api] in data and data.endswith(b"0\r\n\r\n")
+    assert data.rpartition(b"event: ")[2] == ENDS[api].rpartition(b"event: ")[2] + b"\r\n0\r\n\r\n"
 
 
 def test_a_stream_begins_without_the_backends_word_after_a_while(laya, backends):

@@ -73,11 +73,14 @@ class NativeProxy(Translating, ProxyExchange):
             self._native = NativeStream(self.plan.api)
         return self._native.sign_of_life()
 
+    def has_ended(self) -> bool:
+        return self._native is not None and self._native.whole and not self._partial
+
     def _stream_is_whole(self) -> bool:
         return self._native.whole
 
     def _cut_off(self, error: LayaError) -> None:
-        if self._sse:
+        if self._sse and not self.has_ended():
             self.finish_with(error, self._native.error(error))
         else:
             super()._cut_off(error)

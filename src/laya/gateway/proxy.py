@@ -273,7 +273,7 @@ class ProxyExchange(WatchedExchange):
     def on_upstream_failure(self, failure, message: str) -> None:
         kind = failure.value
         backend = self._target.backend_state
-        if self.state is STREAMING and self._watch is not None and self._watch.done:
+        if self.state is STREAMING and self.has_ended():
             self._whole_but_cut()
             return
         if kind not in SAYS_NOTHING:
@@ -288,6 +288,12 @@ class ProxyExchange(WatchedExchange):
         else:
             error = BadUpstream(f"Backend {backend.name}: {message}.")
         self._next(kind, error)
+
+    def _cut_off(self, error: LayaError) -> None:
+        if self.has_ended():
+            self._whole_but_cut()
+        else:
+            super()._cut_off(error)
 
     def _whole_but_cut(self) -> None:
         """The mark of the end had come: the client has everything, only the connection ended badly."""

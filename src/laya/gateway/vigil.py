@@ -52,13 +52,17 @@ class WatchedExchange(RenamingExchange):
         """Nothing but an answer can come of the call that is under way."""
         return True
 
+    def has_ended(self) -> bool:
+        """The last event of the stream has gone to the client: whatever comes of the connection, nothing may follow."""
+        return self._watch is not None and self._watch.done
+
     def sign_of_life(self) -> bytes:
         """What may stand between two frames, and is real for the API's clients."""
         return COMMENT
 
     def _speak(self, now: float) -> None:
         watch, call = self._watch, self.call
-        if call is None or call.connection is None or self.connection.paused or watch.done or not watch.at_boundary:
+        if call is None or call.connection is None or self.connection.paused or self.has_ended() or not watch.at_boundary:
             return
         if now - max(call.connection.heard_at, self._spoke_at) > KEEP_ALIVE_S:
             self._spoke_at = now
