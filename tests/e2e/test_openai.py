@@ -132,7 +132,7 @@ def test_a_stop_string_over_several_tokens_is_never_shown(client):
         ({"max_tokens": 1.5}, "max_tokens"), ({"max_tokens": "10"}, "max_tokens"), ({"max_tokens": True}, "max_tokens"),
         ({"temperature": -1}, "temperature"), ({"temperature": "0.7"}, "temperature"), ({"top_p": 0}, "top_p"),
         ({"frequency_penalty": 3}, "frequency_penalty"), ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"logit_bias": {"x": 1}}, "logit_bias"), ({"stop": [""]}, "stop"), ({"stop": ["a"] * 40}, "stop"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"), ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"), ({"stop": [""]}, "stop"), ({"stop": ["a"] * 40}, "stop"),
         ({"seed": "a"}, "seed"), ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ],
 )  # fmt: skip

@@ -123,6 +123,14 @@ def test_templates_have_what_hugging_face_gives_them():
     assert rendered == '<s>a<b|[{"n": "é<"}]4True'
 
 
+@pytest.mark.parametrize("name", ["self", "messages", "args", "a b", ""])
+def test_an_argument_may_have_any_name(tokenizer, name):
+    """They are a client's: none of them is a fault of ours."""
+    plain = tokenizer.render_chat([{"role": "user", "content": "x"}], None, True)
+    assert tokenizer.render_chat([{"role": "user", "content": "x"}], None, True, **{name: 1}) == plain
+    assert tokenizer.encode_chat([{"role": "user", "content": "x"}], None, True, **{name: 1})
+
+
 def test_a_template_that_cannot_be_compiled_stops_the_start():
     with pytest.raises(UnsupportedModel, match="chat template"):
         ChatTemplate("{% for %}", {})

@@ -144,10 +144,10 @@ class Tokenizer(Protocol):
     def decode(self, ids: list[int]) -> str:
         """The text of ids: joined `token_bytes`, decoded with U+FFFD for what is not UTF-8."""
 
-    def render_chat(self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool, **args: Any) -> str:
-        """Apply the chat template. Raises InvalidRequest with the template's own words when it refuses."""
+    def render_chat(self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool, /, **args: Any) -> str:
+        """Apply the chat template; `args` may have any name. Raises InvalidRequest with the template's own words when it refuses."""
 
     def encode_chat(
-        self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool, **args: Any
+        self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool, /, **args: Any
     ) -> list[int]:
         """`render_chat` then `encode` without adding special tokens (the template holds them)."""

@@ -72,6 +72,8 @@ class LocalExchange(MovingExchange):
         api = LOCAL_APIS.get(self.plan.api)
         if api is None:
             raise InvalidRequest(f"The model {self.model!r} does not offer this API.", param="model")
+        if self.plan.boundary is not None:
+            raise InvalidRequest(f"The model {self.model!r} reads text only: send JSON, not a form with files.")
         client = self.client_name()
         if len(self.body) > self.read_on_loop:
             self.gateway.offload(lambda: self._read(api, client), lambda result: self._have_read(api, result))

@@ -27,7 +27,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise UnsupportedModel(f"the model's chat template cannot be compiled: {error}") from error
 
-    def render(self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool, **args: Any) -> str:
+    def render(self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool, /, **args: Any) -> str:
         given = {**self.special_words, **args}
         given |= {"messages": messages, "tools": tools or None, "add_generation_prompt": add_generation_prompt}
         try:

@@ -66,7 +66,7 @@ class ModelTokenizer:
         text = b"".join([self.token_bytes(i) for i in ids]).decode("utf-8", "replace")
         return text.removeprefix(" ") if self._space_prefix else text
 
-    def render_chat(self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool, **args: Any) -> str:
+    def render_chat(self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool, /, **args: Any) -> str:
         name = TOOL_TEMPLATE if tools and TOOL_TEMPLATE in self._templates else "default"
         if name not in self._templates:
             raise InvalidRequest("this model has no chat template: it serves completions only", param="messages")
@@ -74,7 +74,7 @@ class ModelTokenizer:
         return self._templates[name].render(messages, tools, add_generation_prompt, **args)
 
     def encode_chat(
-        self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool, **args: Any
+        self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool, /, **args: Any
     ) -> list[int]:
         return self.encode(self.render_chat(messages, tools, add_generation_prompt, **args), add_special=False)
 

@@ -46,7 +46,7 @@ def bias_of(bias: dict[str, float] | None) -> dict[int, float] | None:
         return None
     result = {}
     for key, value in bias.items():
-        if not key.isascii() or not key.isdigit():
+        if not key.isascii() or not key.isdigit() or len(key) > 9:  # no vocabulary has a billion tokens
             raise InvalidRequest("The keys of `logit_bias` must be token ids.", param="logit_bias")
         result[int(key)] = value
     return result
