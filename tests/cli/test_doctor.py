@@ -25,7 +25,7 @@ from laya.cli.doctor_finding import Finding
 from laya.cli.main import main
 from laya.config import loads
 from laya.engine.cards import Nvml
-from server import ROOT
+from server import ROOT, running
 
 
 @pytest.fixture
@@ -299,3 +299,21 @@ def test_keys_that_are_known_by_their_hash_do_not_keep_the_proof_from_running(pl
     config["auth"] = {"keys": [{"name": "k", "sha256": hashlib.sha256(b"unknown here").hexdigest()}]}
     found = examined(capsys, config, place, code=0)
     assert found["models"]["state"] == "ok" and found["stop"]["state"] == "ok"
+
+
+def test_a_running_laya_whose_keys_are_known_by_their_hash_is_no_failure(place, upstream, capsys):
+    config = router_config()
+    config["backends"]["b"] = {"url": upstream.url, "health": None}
+    config["auth"] = {"keys": [{"name": "k", "sha256": hashlib.sha256(b"unknown here").hexdigest()}]}
+    with running(config, place) as laya:
+        config["server"]["port"] = laya.port
+        found = examined(capsys, config, place, code=0)
+    assert found["models"]["state"] == "warn" and "--key KEY" in found["models"]["mend"]
+
+
+def test_a_unix_socket_without_its_folder_and_a_program_that_is_not_there(place, capsys):
+    found = examined(capsys, router_config(unix_socket="/nowhere/laya.sock"), place, "--quick", code=1)
+    assert found["unix socket"]["state"] == "fail" and "mkdir -p /nowhere" in found["unix socket"]["mend"]
+    config = {"server": {"port": 0}, "backends": {"b": {"command": "no-such-program {port}", "memory": "1GiB"}}}
+    found = examined(capsys, config | {"routes": [{"match": "*", "to": "b"}]}, place, "--quick", code=1)
+    assert "no-such-program" in found["configuration"]["text"]

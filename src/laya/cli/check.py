@@ -18,16 +18,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config = load(arguments.config)
-    table = RouteTable.compile(config)
-    check_commands(config)
-    Stages(config)  # raises for a pattern or a stage of the user's own that cannot be had
+    config, table = read(arguments.config)
     print(f"{config.source or 'built-in defaults'}: OK")
     for line in summary(config, table):
         print("  " + line)
     for line in [*notices(config), *missing_models(config)]:
         print("  warning: " + line)
     return exits.OK
+
+
+def read(path: str | None) -> tuple[Config, RouteTable]:
+    """Raises StartError for whatever in the file would keep serve from starting."""
+    config = load(path)
+    table = RouteTable.compile(config)
+    check_commands(config)
+    Stages(config)  # a pattern or a stage of the user's own that cannot be had
+    return config, table
 
 
 def summary(config: Config, table: RouteTable) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import http.client
 import json
 import os
 import signal
@@ -21,16 +22,15 @@ from typing import Any
 
 import msgspec
 
+from laya.cli import check, wheel
 from laya.cli import running as server
-from laya.cli import wheel
 from laya.cli.doctor_finding import FAIL, OK, WARN, Finding
 from laya.cli.exits import CommandFailed
-from laya.config import Config, load
+from laya.config import Config
 from laya.config.notices import notices
 from laya.engine.cards import Nvml
 from laya.engine.machine import Memory, host_memory
 from laya.errors import StartError
-from laya.routing.table import RouteTable
 
 START_S = 60.0  # until it listens: the router needs 0.3 s, a cold disk some more
 LOAD_S = 600.0  # until the engine is ready: 14 GB from a slow disk
@@ -45,8 +45,7 @@ ENDED = frozenset({"failed", "stopped"})
 
 def configuration(path: str | None) -> tuple[Config | None, Finding]:
     try:
-        config = load(path)
-        table = RouteTable.compile(config)
+        config, table = check.read(path)
     except StartError as error:
         return None, Finding("configuration", FAIL, str(error), "docs/configuration.md; laya check reads it again")
     text = f"{config.source or 'built-in defaults'}, {len(table.routes)} routes"
@@ -111,6 +110,10 @@ def port(config: Config) -> Iterator[Finding]:
                 errno.EACCES: "a server.port from 1024 on, or AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit",
             }.get(exc.errno, "set server.host to an address of this machine")
             yield Finding("port", FAIL, f"{host}:{number} cannot be used: {reason}", mend)
+    folder = os.path.dirname(config.server.unix_socket or "") or "."
+    if config.server.unix_socket and not os.access(folder, os.W_OK | os.X_OK):
+        text = f"{config.server.unix_socket}: {folder} is not there, or nothing may be made in it"
+        yield Finding("unix socket", FAIL, text, f"mkdir -p {folder}; chown $(id -un) {folder}")
 
 
 def _is_ours(config: Config) -> bool:
@@ -202,44 +205,60 @@ def _loaded(process: subprocess.Popen, running: server.Running, log) -> Finding:
 
 
 def _ready(running: server.Running) -> dict[str, Any]:
-    connection = running.connection()
     try:
-        connection.request("GET", "/ready")
-        return json.loads(connection.getresponse().read())["components"]
-    except (OSError, ValueError, KeyError) as exc:
+        return _asked(running, "GET", "/ready")[1]["components"]
+    except (KeyError, TypeError) as exc:
         raise running.unreachable(exc) from None
-    finally:
-        connection.close()
 
 
 def _answers(running: server.Running, config: Config) -> Iterator[Finding]:
     """One short generation by each engine; a router without one is asked for nothing that a backend might bill."""
     engines = list(config.engines_by_name())
     if not engines:
-        names = json.loads(running.get("/v1/models").read())["data"]
-        yield Finding("models", OK, f"{len(names)} names are listed; backends were asked for nothing")
+        yield _listed(running)
     for name in engines:
         yield _answer(running, name)
 
 
-def _answer(running: server.Running, engine: str) -> Finding:
-    body = {"model": engine, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 16}
-    headers = {"content-type": "application/json", "x-laya-target": engine, **running.headers()}
+def _listed(running: server.Running) -> Finding:
+    status, told = _asked(running, "GET", "/v1/models")
+    if status == 401 and running.key is None:
+        return _unasked("models")
+    if status != 200:
+        return Finding("models", FAIL, f"{status}: {_why(told)}", "see its log")
+    return Finding("models", OK, f"{len(told['data'])} names are listed; backends were asked for nothing")
+
+
+def _unasked(name: str) -> Finding:
+    text = "it runs and wants a key; the configuration has none in clear to ask it with"
+    return Finding(name, WARN, text, "laya bench -n 1 --key KEY asks it with yours")
+
+
+def _why(told: Any) -> str:
+    return told.get("error", {}).get("message", "") if isinstance(told, dict) else ""
+
+
+def _asked(running: server.Running, method: str, path: str, body: Any = None, headers: dict | None = None) -> tuple[int, Any]:
+    """Status and decoded body. Raises CommandFailed when nothing or no JSON comes."""
     connection = running.connection(ANSWER_S)
     try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        connection.request(method, path, None if body is None else json.dumps(body), {**running.headers(), **(headers or {})})
         response = connection.getresponse()
-        told = json.loads(response.read())
-    except (OSError, ValueError) as exc:
+        return response.status, json.loads(response.read())
+    except (OSError, ValueError, http.client.HTTPException) as exc:
         raise running.unreachable(exc) from None
     finally:
         connection.close()
-    if response.status == 401 and running.key is None:
-        text = "it runs and wants a key; the configuration has none in clear to ask it with"
-        return Finding(f"answer {engine}", WARN, text, "laya bench -n 1 --key KEY asks it with yours")
-    if response.status != 200:
-        why = told.get("error", {}).get("message", "")
-        return Finding(f"answer {engine}", FAIL, f"{response.status}: {why}", "see its log")
+
+
+def _answer(running: server.Running, engine: str) -> Finding:
+    body = {"model": engine, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 16}
+    headers = {"content-type": "application/json", "x-laya-target": engine}
+    status, told = _asked(running, "POST", "/v1/chat/completions", body, headers)
+    if status == 401 and running.key is None:
+        return _unasked(f"answer {engine}")
+    if status != 200:
+        return Finding(f"answer {engine}", FAIL, f"{status}: {_why(told)}", "see its log")
     tokens = told["usage"]["completion_tokens"]
     text = " ".join((told["choices"][0]["message"]["content"] or "").split())[:80]
     return Finding(f"answer {engine}", OK if tokens else FAIL, f"{tokens} tokens: {text}", "" if tokens else "see its log")
