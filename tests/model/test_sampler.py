@@ -100,7 +100,7 @@ def test_top_p_applies_to_what_top_k_left():
        st.sampled_from([1.0, 0.95, 0.3]), st.sampled_from([0.0, 0.05])), min_size=1, max_size=6))  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_a_seed_gives_the_same_token_in_any_batch(rows):
-    scores = logits(len(rows), seed=3)
+    scores = logits(len(rows), seed=3).bfloat16().float()  # as a bf16 head gives them: many are equal
 
     def made():
         return [row(seed=s, temperature=t, top_k=k, top_p=p, min_p=m) for s, t, k, p, m in rows]
@@ -109,6 +109,17 @@ def test_a_seed_gives_the_same_token_in_any_batch(rows):
     alone = [sample(scores[i : i + 1].clone(), [seq], EOS)[0].token_id for i, seq in enumerate(made())]
     backwards = [r.token_id for r in sample(scores.flip(0).clone(), made()[::-1], EOS)][::-1]
     assert together == alone == backwards
+
+
+def test_of_equals_the_lowest_tokens_come_first_however_many_are_asked_for():
+    """Where a cut falls among equals must not depend on what a row beside it asks for."""
+    equal = torch.zeros(2, VOCAB)
+    for others in (1, 50, 300):
+        few, _ = sample(equal.clone(), [row(logprobs=3), row(logprobs=others)], EOS)
+        assert [token for token, _ in few.top] == [0, 1, 2]
+        mates = [row(seed=1, top_k=others)] * 3
+        drawn = {sample(torch.zeros(4, VOCAB), [row(seed=i, top_k=4), *mates], EOS)[0].token_id for i in range(60)}
+        assert drawn == {0, 1, 2, 3}
 
 
 def test_the_random_number_depends_on_seed_and_position_alone():

@@ -111,7 +111,7 @@ def _with_logprobs(result: Sampled, measured: _Measured | None) -> Sampled:
 def _top(logprobs: torch.Tensor, count: int) -> list[list[tuple[int, float]]]:
     if count == 0:
         return [[] for _ in range(logprobs.shape[0])]
-    values, ids = logprobs.topk(min(count, logprobs.shape[1]), dim=-1)
+    values, ids = _likeliest(logprobs, min(count, logprobs.shape[1]))
     return [list(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
 
 
@@ -147,13 +147,27 @@ def _draw_cut(probabilities: torch.Tensor, points: torch.Tensor, sequences: list
     vocab = probabilities.shape[1]
     limits = [(s.sampling.top_k if 0 < s.sampling.top_k < vocab else vocab) for s in sequences]
     narrow = max(limit if limit < vocab else NUCLEUS for limit in limits)
-    values, ids = probabilities.topk(min(narrow, vocab), dim=-1)
+    values, ids = _likeliest(probabilities, min(narrow, vocab))
     kept, enough = _keep(values, sequences, limits)
     if not all(enough):
         values, ids = probabilities.sort(dim=-1, descending=True, stable=True)
         kept, _ = _keep(values, sequences, limits)
     places = _invert(values.mul(kept), points)
     return ids.gather(1, places.unsqueeze(1)).squeeze(1).tolist()
+
+
+def _likeliest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(values, ids) of each float32 row's `count` largest, largest first and of equals the lowest id first.
+
+    torch's own choice among equals (bf16 heads give many) depends on `count`, and that is the largest which any row asks for.
+    """
+    bits = values.view(torch.int32)
+    # As an integer a float keeps its order once the magnitude of negative ones is turned round.
+    keys = (bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)).long().bitwise_left_shift_(32)
+    last = values.shape[1] - 1
+    best = keys.bitwise_or_(torch.arange(last, -1, -1, device=values.device)).topk(count, dim=-1).values
+    ids = last - best.bitwise_and_(0xFFFFFFFF)
+    return values.gather(1, ids), ids
 
 
 def _keep(values: torch.Tensor, sequences: list[Sequence], limits: list[int]) -> tuple[torch.Tensor, list[bool]]:
