@@ -181,6 +181,19 @@ def test_a_page_that_lost_the_server_says_so_and_comes_back(upstream, chromium, 
     chromium.open("about:blank")
 
 
+def test_long_names_do_not_push_a_figure_out_of_a_phones_sight(upstream, chromium, tmp_path):
+    backend = "a-backend-with-a-long-name-indeed"
+    config = {"backends": {backend: {"url": upstream.url, "health": None}}, "routes": [{"match": "*", "to": backend}]}
+    with running(config, tmp_path) as server:
+        upstream.script = lambda asked: [Sleep(0.02), *polite(asked)]
+        assert server.chat("m" * 120)[0] == 200
+        chromium.look(390, 800, dark=False)
+        chromium.open(server.url + "/ui")
+        chromium.wait("[...document.querySelectorAll('#recent td')].some((e) => e.innerText.endsWith('ms'))")
+        assert chromium.run("document.querySelector('#recent').scrollWidth - document.querySelector('#recent').clientWidth") <= 0
+    chromium.open("about:blank")
+
+
 def test_the_chat_box_asks_for_a_key_where_one_is_needed(upstream, chromium, tmp_path):
     config = {
         "auth": {"keys": [{"name": "me", "key": "open-sesame"}]}, "backends": {"up": {"url": upstream.url, "health": None}},
