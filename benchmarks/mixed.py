@@ -104,7 +104,7 @@ def measure(server: Served, stub_port: int, rounds: int, seconds: float) -> tupl
 def wait_for_engine(server: Served) -> None:
     """`/ready` is for the server as a whole, which has a backend from the start."""
     until = time.monotonic() + START_S
-    while json.loads(server.get("/ready")[1])["engines"]["local"]["state"] != "ready":
+    while json.loads(server.get("/ready")[1])["components"]["engines"]["local"]["state"] != "ready":
         if time.monotonic() > until:
             raise RuntimeError(f"the engine is not ready: {server.lines[-5:]}")
         time.sleep(0.1)
