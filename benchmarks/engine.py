@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -112,6 +113,7 @@ def main() -> int:
     if not arguments.model.exists():
         print(f"skipped: {arguments.model} is not there (laya pull default)", file=sys.stderr)
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     described = machine.describe()
     found = {name: peers.find(name, arguments.llamacpp) for name in ("llama-bench", "llama-server")}
     skipped = [name for name, program in found.items() if program is None]

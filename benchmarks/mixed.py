@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import threading
@@ -131,6 +132,7 @@ def main() -> int:
     if not arguments.model.exists():
         print(f"skipped: {arguments.model} is not there (laya pull default)", file=sys.stderr)
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     described = machine.describe()
     settings = {key: json.loads(value) for key, _, value in (item.partition("=") for item in arguments.set)}
     rounds, seconds = (1, 3.0) if arguments.quick else (5, 5.0)
