@@ -46,7 +46,7 @@ def test_assistant_turns_of_every_shape_are_taken(served, assistant):
         ({"role": "user", "content": ["x"]}, "messages[0].content[0]"), ({"role": "user", "content": {"a": 1}}, "messages[0].content"),
         ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "u"}}]},
          "messages[0].content[1].type"),
-        ({"content": "x"}, "messages[0]"), ({"role": None, "content": "x"}, "messages[0].role"),
+        ({"content": "x"}, "messages[0].role"), ({"role": None, "content": "x"}, "messages[0].role"),
         ({"role": "assistant", "content": None, "tool_calls": ["x"]}, "messages[0].tool_calls[0]"),
         ({"role": "assistant", "tool_calls": "x"}, "messages[0].tool_calls"), ("x", "messages[0]"),
     ],

@@ -7,6 +7,8 @@ import pytest
 from laya.config import InferenceConfig
 from laya.errors import StartError
 from laya.inprocess.cards import with_settings
+from laya.inprocess.choice import Choice
+from laya.inprocess.plans import EnginePlan
 from laya.model.chat_template import ChatTemplate
 from laya.model.tool_prompt import ToolForm
 from laya.schema.generation import ModelCard
@@ -64,16 +66,21 @@ def test_ids_of_nine_letters_where_the_template_insists():
     assert kept[0]["tool_call_id"] == "abcdefgh9"
 
 
+def planned(settings: InferenceConfig) -> EnginePlan:
+    choice = Choice(engine="torch", why="asked for")
+    return EnginePlan(name="m", settings=settings, path="", description={}, choice=choice, plan=None, max_num_seqs=1)
+
+
 def test_settings_override_what_the_template_shows(tmp_path):
     card = ModelCard(id="m", max_model_len=1, chat=True, details={"chat_style": {"calls": "hermes", "reasoning": "tags"}})
     settings = InferenceConfig(tool_calls="mistral", decision_temperature=2.0, decision_options=8,
                                decision_calibration=str(tmp_path / "found.json"))  # fmt: skip
     (tmp_path / "found.json").write_text('{"choice": 1.5}')
-    details = with_settings(lambda: (None, None, card), settings)()[2].details
+    details = with_settings(lambda: (None, None, card), planned(settings))()[2].details
     assert details["chat_style"] == {"calls": "mistral", "reasoning": "tags"}
     assert details["decision_temperatures"] == {"noul": 2.0, "choice": 1.5, "score": 2.0} and details["decision_options"] == 8
     for wrong in ('{"choice": 0}', '{"colour": 1}', "[]", "{"):
         (tmp_path / "found.json").write_text(wrong)
         with pytest.raises(StartError, match="decision_calibration"):
-            with_settings(lambda: (None, None, card), settings)()
-    assert with_settings(lambda: (None, None, card), InferenceConfig())()[2].details["chat_style"]["calls"] == "hermes"
+            with_settings(lambda: (None, None, card), planned(settings))()
+    assert with_settings(lambda: (None, None, card), planned(InferenceConfig()))()[2].details["chat_style"]["calls"] == "hermes"
