@@ -129,6 +129,14 @@ def test_the_sdk_reads_every_type(served):
     assert answers.choices["team"].choice in TEAMS and answers.nouls["refund"] and answers.scores["anger"]
 
 
+def test_a_picture_is_refused_in_words(served):
+    import typesafe_sdk as sdk
+
+    with sdk.TypeSafeClient(api_key="any", base_url=served.url, timeout=60) as client:
+        with pytest.raises(sdk.TypeSafeUnprocessableEntityError, match="reads text only"):
+            client.system_one(state=[sdk.Image(b"\x89PNG\r\n\x1a\n"), "what?"], questions={"q": sdk.Noul(instructions="Red?")})
+
+
 def test_tokenize_and_detokenize_agree(served):
     status, raw, _ = served.call("POST", "/tokenize", {"model": "smol", "prompt": "Hello, wörld 🚀"})
     tokens = json.loads(raw)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laya.engine.sequence import Sequence
+from laya.errors import InvalidRequest
 from laya.model.sampler import sample, uniform
 from laya.schema.generation import SamplingParams
 
@@ -137,6 +138,13 @@ def test_repetition_penalty_touches_prompt_and_answer():
     assert scores[0].tolist() == pytest.approx([1.5, 2.9, -2.0, -1.1])
 
 
+@pytest.mark.parametrize("penalty", [1e-308, 1e-45, 1e38, 1e308])
+def test_the_most_absurd_penalty_leaves_something_to_choose(penalty):
+    scores = torch.tensor([[3.0, 0.0, -1.0, 2.0]])
+    result = sample(scores, [row(prompt=(0, 1), answer=(2,), repetition_penalty=penalty)], EOS)[0]
+    assert result.error is None and torch.isfinite(scores).all()
+
+
 def test_presence_and_frequency_count_the_answer_only():
     scores = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
     rows = [row(prompt=(0, 0), answer=(1, 1, 2), presence_penalty=0.5, frequency_penalty=0.25), row(temperature=0.0)]
@@ -178,7 +186,7 @@ def test_a_grammar_with_nothing_left_ends_that_row_alone():
     stuck = row(temperature=0.0)
     stuck.grammar = Grammar()
     results = sample(logits(2), [stuck, row(temperature=0.0)], EOS)
-    assert results[0].error is not None and results[0].token_id is None
+    assert isinstance(results[0].error, InvalidRequest) and results[0].token_id is None, "its own request's doing"
     assert results[1].error is None
 
 

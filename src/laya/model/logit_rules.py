@@ -13,6 +13,7 @@ import torch
 
 from laya.engine.sequence import Sequence
 
+_FINITE = torch.finfo(torch.float32)
 Rule = Callable[[torch.Tensor, list[int], list[Sequence]], None]
 
 
@@ -38,10 +39,12 @@ def apply_rules(logits: torch.Tensor, sequences: list[Sequence], eos_token_ids: 
 def _repetition(logits: torch.Tensor, rows: list[int], sequences: list[Sequence]) -> None:
     """Scores of tokens seen in prompt or answer are divided by the penalty where positive, multiplied where negative."""
     at_row, at_token = _pairs(logits, rows, [set(s.token_ids) for s in sequences])
-    penalty = torch.tensor([s.sampling.repetition_penalty for s in sequences], device=logits.device)
+    penalty = torch.tensor([s.sampling.repetition_penalty for s in sequences], dtype=torch.float32, device=logits.device)
+    penalty.clamp_(_FINITE.tiny, _FINITE.max)
     each = penalty.repeat_interleave(torch.tensor([len(set(s.token_ids)) for s in sequences], device=logits.device))
     seen = logits[at_row, at_token]
-    logits[at_row, at_token] = torch.where(seen > 0, seen / each, seen * each)
+    # The most absurd penalty leaves every number finite: a row with one that is not has nothing to choose from.
+    logits[at_row, at_token] = torch.where(seen > 0, seen / each, seen * each).clamp_(_FINITE.min, _FINITE.max)
 
 
 def _counts(logits: torch.Tensor, rows: list[int], sequences: list[Sequence]) -> None:

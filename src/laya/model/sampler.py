@@ -12,7 +12,7 @@ import torch
 
 from laya.engine.sequence import Sequence
 from laya.engine.step import Sampled
-from laya.errors import EngineFailed
+from laya.errors import EngineFailed, InvalidRequest
 from laya.model.logit_rules import apply_rules
 
 # Candidates looked at first for top-p and min-p: nearly always enough, and a hundred times cheaper than sorting a vocabulary.
@@ -44,7 +44,7 @@ def sample(logits: torch.Tensor, sequences: list[Sequence], eos_token_ids: froze
         if not sound[i]:
             results.append(Sampled(error=EngineFailed("the model computed numbers that are not finite for this request")))
         elif not open_rows[i]:
-            results.append(Sampled(error=EngineFailed("no token is allowed here by this request's grammar and biases")))
+            results.append(Sampled(error=InvalidRequest("no token is allowed here by this request's grammar and biases")))
         else:
             results.append(_with_logprobs(Sampled(token), measured.get(i)))
     return results

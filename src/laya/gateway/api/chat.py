@@ -30,7 +30,7 @@ def generations_of(request: ChatRequest, request_id: str, client: str, card: Mod
     """Always one. Raises InvalidRequest naming the member at fault."""
     plan = tools_of(request, card)
     limit = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     prompt = ChatPrompt(

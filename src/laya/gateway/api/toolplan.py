@@ -27,6 +27,8 @@ class ToolPlan(msgspec.Struct, frozen=True):
 def plan_tools(tools: list[dict] | None, choice: str | dict | None, parallel: bool | None, style: ChatStyle) -> ToolPlan:
     """Raises InvalidRequest naming the member at fault. A tool of a kind that is no function is not shown."""
     functions = _functions(tools or [])
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        functions, choice = _allowed(functions, choice)
     if choice in (None, "auto", "none") or not isinstance(choice, str | dict):
         must, wanted = False, None
     else:
@@ -42,7 +44,7 @@ def plan_tools(tools: list[dict] | None, choice: str | dict | None, parallel: bo
     if must:
         allowed = [function for function in functions if wanted in (None, function["name"])]
         grammar = forced_calls(allowed, style.calls, several=bool(parallel) and wanted is None)
-    shown = tuple(tool for tool in tools or () if tool.get("type", "function") == "function")
+    shown = tuple(t for t in tools or () if t.get("type", "function") == "function" and t["function"]["name"] in names)
     return ToolPlan(shown, names, grammar)
 
 
@@ -62,6 +64,17 @@ def _functions(tools: list[dict]) -> list[dict]:
             raise InvalidRequest("A function's parameters must be a JSON schema.", param=f"{where}.parameters")
         functions.append(function)
     return functions
+
+
+def _allowed(functions: list[dict], choice: dict) -> tuple[list[dict], str]:
+    """The functions that a choice among allowed tools leaves, and its mode."""
+    given = choice.get("allowed_tools")
+    mode, tools = (given.get("mode"), given.get("tools")) if isinstance(given, dict) else (None, None)
+    if mode not in ("auto", "required") or not isinstance(tools, list):
+        raise InvalidRequest("`allowed_tools` needs a mode, auto or required, and tools.", param="tool_choice.allowed_tools")
+    named = [tool.get("function") for tool in tools if isinstance(tool, dict)]
+    names = [function.get("name") for function in named if isinstance(function, dict)]
+    return [function for function in functions if function["name"] in names], mode
 
 
 def _wanted(choice: str | dict) -> str | None:
