@@ -64,13 +64,13 @@ def test_valid_questions_are_read(question):
 @pytest.mark.parametrize(
     ("body", "loc"),
     [
-        (b"{", ()), (b"[]", ()), (b"null", ()), (b'{"state": "x"}', ()), (b'{"state": null, "questions": {}}', ("state",)),
+        (b"{", ()), (b"[]", ()), (b"null", ()), (b'{"state": "x"}', ("questions",)), (b'{"state": null, "questions": {}}', ("state",)),
         (b'{"state": "x", "questions": {}}', ("questions",)), (b'{"state": 5, "questions": {"a": 1}}', ("state",)),
         (b'{"state": "x", "questions": {"": {"type": "noul"}}}', ("questions", "")),
-        (b'{"state": "x", "questions": {"a": {"instructions": "?"}}}', ("questions", "a")),
+        (b'{"state": "x", "questions": {"a": {"instructions": "?"}}}', ("questions", "a", "type")),
         (b'{"state": "x", "questions": {"a.b": {"type": "boolean"}}}', ("questions", "a.b", "type")),
         (b'{"state": "x", "questions": {"a": {"type": "choice", "criteria": {"x": null}}}}', ("questions", "a", "criteria")),
-        (b'{"state": "x", "questions": {"a": {"type": "choice"}}}', ("questions", "a")),
+        (b'{"state": "x", "questions": {"a": {"type": "choice"}}}', ("questions", "a", "criteria")),
         (b'{"state": "x", "questions": {"a": {"type": "score", "criteria": {"0": "x", "1": "y"}}}}', ("questions", "a", "criteria")),
         (b'{"state": "x", "questions": {"a": {"type": "score", "criteria": ["x", null]}}}', ("questions", "a", "criteria", "1")),
         (b'{"state": "x", "questions": {"a": {"type": "score", "criteria": ["x"]}}}', ("questions", "a", "criteria")),

@@ -150,3 +150,5 @@ def test_tokenize_and_detokenize_agree(served):
                        ("/detokenize", {}), ("/tokenize", {"messages": []})):  # fmt: skip
         status, raw, _ = served.call("POST", path, {"model": "smol", **body})
         assert status == 400 and json.loads(raw)["error"]["type"] == "invalid_request_error"
+    status, raw, _ = served.call("POST", "/detokenize", {"model": "smol", "tokens": [10**9]})
+    assert status == 400 and json.loads(raw)["error"]["param"] == "tokens[0]"

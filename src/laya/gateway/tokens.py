@@ -55,6 +55,8 @@ class TokenExchange(LocalExchange):
         if self.state is DONE:
             return  # the client has left
         if isinstance(result, LayaError):
+            if self.plan.path == b"/detokenize" and result.param is not None:
+                result.param = result.param.replace("prompt", "tokens", 1)  # what the engine calls the ids of any request
             self.fail(result)
         else:
             self.answer(200, JSON_LINE, encode_json(answer(result)), "ok")

@@ -20,7 +20,7 @@ READ_ON_LOOP = 48 * 1024
 # Up to this many bytes one lower-case copy is cheaper than looking at the top level's keys one by one.
 SMALL = 2048
 
-_MISSING = "Object missing required field `"  # msgspec's words; the field's name and a backtick follow
+MISSING = "Object missing required field `"  # msgspec's words; the field's name and a backtick follow
 # Of the model's name in a large body: nobody has one of a kilobyte, and to decode it takes time on the loop.
 MAX_NAME_BYTES = 4096
 
@@ -151,8 +151,8 @@ def invalid_body(exc: Exception) -> InvalidRequest:
     if isinstance(exc, msgspec.ValidationError):
         text, _, path = text.partition(" - at `")
         param = path.rstrip("`").removeprefix("$").lstrip(".") or None
-        if text.startswith(_MISSING):
-            param = f"{param}.{text[len(_MISSING) : -1]}" if param else text[len(_MISSING) : -1]
+        if text.startswith(MISSING):
+            param = f"{param}.{text[len(MISSING) : -1]}" if param else text[len(MISSING) : -1]
             return InvalidRequest(f"`{param}` is required.", param=param)
         return InvalidRequest(f"{text}{f' (at `{param}`)' if param else ''}", param=param)
     return InvalidRequest(f"The body is not valid JSON: {text}")

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from laya.errors import InvalidRequest, Unprocessable
+from laya.schema.fields import MISSING
 
 Text = str | dict[str, Any] | list[Any]
 # The documented bounds of the API.
@@ -86,4 +87,6 @@ def _fault(exc: Exception, place: tuple[str, ...]) -> InvalidRequest:
         return Unprocessable("The body is nested too deeply.", loc=place)
     text, _, path = str(exc).partition(" - at `")
     inside = path.rstrip("`").removeprefix("$").replace("[", ".").replace("]", "")
+    if text.startswith(MISSING):
+        inside += f".{text[len(MISSING) : -1]}"
     return Unprocessable(text, loc=(*place, *(step for step in inside.split(".") if step and step != "...")))
