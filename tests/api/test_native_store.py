@@ -132,6 +132,16 @@ def test_a_conversation_at_a_backend_goes_back_there_from_one_without_the_api(gp
         gpt.responses.create(model="chat", input="more", previous_response_id=first.id)
 
 
+@pytest.mark.parametrize("store", [True, False])
+def test_what_is_not_to_be_stored_is_not_known_afterwards(gpt, store):
+    made = gpt.responses.create(model="m", input="hi", store=store)
+    if store:
+        assert gpt.responses.retrieve(made.id).id == made.id
+        return
+    with pytest.raises(openai.NotFoundError):
+        gpt.responses.retrieve(made.id)
+
+
 def test_a_route_that_redacts_goes_on_from_nothing(gpt):
     kept = gpt.responses.create(model="m", input="hi")
     redacted = gpt.responses.create(model="secret", input="hi")

@@ -252,6 +252,26 @@ def test_block_refuses_before_anything_is_sent(upstream, tmp_path):
         ask(blocking, "/v1/chat/completions", {"messages": user("nothing in it")})
 
 
+@pytest.mark.parametrize("backend", ["up", "own"])
+def test_report_counts_and_lets_conversations_go_on(upstream, own_upstream, tmp_path, backend):
+    """Nothing is replaced, so nothing is refused: what is stored, what is sent and what is answered is as without redaction."""
+    config = {
+        "backends": {
+            "up": {"url": upstream.url, "health": None, "apis": ["chat"]},
+            "own": {"url": own_upstream.url, "health": None, "apis": ["responses"]},
+        },
+        "routes": [{"match": "*", "to": backend}],
+        "stages": {"redact": {"enabled": True, "mode": "report"}},
+    }  # fmt: skip
+    with running(config, tmp_path) as laya:
+        streams = {"stream": True} if backend == "own" else {}
+        raw = ask(laya, "/v1/responses", {"input": TEXT, "store": True, **streams})
+        assert PHONE in raw.decode() and "PHONE_1" not in raw.decode()
+        first = json.loads(raw)["id"] if backend == "up" else "r"
+        ask(laya, "/v1/responses", {"input": "and now?", "previous_response_id": first, **streams})
+        assert laya.metric("laya_redacted_total", kind="phone") >= 1
+
+
 def test_a_pattern_that_cannot_be_used_stops_the_start(tmp_path):
     config = {
         "backends": {"up": {"url": "http://127.0.0.1:9/v1"}}, "routes": [{"name": "all", "match": "*", "to": "up"}],

@@ -144,7 +144,7 @@ class RedactConfig(Section, kw_only=True):
     ] = ("phone", "id", "card", "email", "secret")
     patterns: Annotated[
         dict[Name, Annotated[str, about("pattern", pattern=r"(?s).{1,512}", form="a pattern of 1 to 512 characters")]],
-        about("own kinds: a name and what it looks like"),
+        about("own kinds: a name and an RE2 pattern (no look-around, no back-references) of what it looks like"),
     ] = {}
 
 

@@ -65,7 +65,7 @@ class NativeProxy(Translating, ProxyExchange):
         if native.id is not None and not self._noted:
             self._noted = True
             keep = self.keeper()
-            if keep is not None and not self.counts() and self.fields.members.get("store") != b"false":
+            if keep is not None and not self.counts() and bytes(self.fields.members.get("store", b"")) != b"false":
                 keep(native.id.decode("latin-1"), lambda: encode_json({"backend": self.backend}))
 
     def sign_of_life(self) -> bytes:

@@ -87,7 +87,7 @@ class Translating(Exchange):
 
     def _translate(self, api, request, kept: bytes | None) -> None:
         ids = api.references_of(request)
-        if ids and self.gateway.store is not None and not self.rule.redact:
+        if ids and self.gateway.store is not None and self.rule.keeps:
             self._gather(ids, lambda referenced: self._build(api, request, kept, referenced))
         else:
             self._build(api, request, kept, {})
@@ -117,7 +117,7 @@ class Translating(Exchange):
 
     def find_kept(self, id: str, then: Callable[[bytes | None], None]) -> None:
         """What the store has under the key's name. Raises InvalidRequest where nothing may be stored."""
-        if self.rule.redact:
+        if not self.rule.keeps:
             raise InvalidRequest(
                 "`previous_response_id` cannot be used on a route that redacts: nothing is stored there.",
                 param="previous_response_id",
@@ -136,7 +136,7 @@ class Translating(Exchange):
 
     def keeper(self) -> Callable[[str, Callable[[], bytes]], None] | None:
         """Stores conversations under the key's name; None where nothing may be stored."""
-        return None if self.rule.redact or self.gateway.store is None else self._keep
+        return self._keep if self.rule.keeps and self.gateway.store is not None else None
 
     def _keep(self, id: str, value: Callable[[], bytes]) -> None:
         store, scope = self.gateway.store, self._scope()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,9 @@ from laya.errors import InternalError, LayaError, Unavailable
 
 # Jobs that may wait. Each holds a body that the ledger has counted, so this bounds time rather than memory.
 MAX_JOBS = 256
+# How long the loop waits for the interpreter while this thread computes, each time that it gave it away: at every callback of
+# libuv, and a turn has several. Python's own 5 ms would make stalls of 10; each switch costs some 10 us.
+SWITCH_S = 0.0001
 
 
 class Worker:
@@ -29,6 +33,7 @@ class Worker:
     def offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """Raises Unavailable when too much waits already."""
         if self._thread is None:  # most routers never see a big body
+            sys.setswitchinterval(SWITCH_S)
             self._thread = threading.Thread(target=self._run, name="laya-worker", daemon=True)
             self._thread.start()
         try:

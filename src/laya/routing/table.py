@@ -43,17 +43,20 @@ class Route:
     """A compiled rule. `state` belongs to the dispatcher (counters, picks); the table never touches it."""
 
     __slots__ = (
-        "name", "targets", "policy", "redact", "cache", "staged", "max_prompt_tokens", "fallback", "classify", "implicit",
-        "state",
+        "name", "targets", "policy", "redact", "cache", "staged", "keeps", "max_prompt_tokens", "fallback", "classify",
+        "implicit", "state",
     )  # fmt: skip
 
-    def __init__(self, name: str, targets: tuple[Target, ...], *, redact: bool, cache: bool, implicit: bool = False) -> None:
+    def __init__(
+        self, name: str, targets: tuple[Target, ...], *, redact: bool, cache: bool, reports: bool = False, implicit: bool = False
+    ) -> None:
         self.name = name
         self.targets = targets
         self.policy = "least_busy"
         self.redact = redact
         self.cache = cache
         self.staged = redact or cache  # a request stops at the stages; the table adds the user's own
+        self.keeps = reports or not redact  # conversations may be stored: nothing was replaced in them
         self.max_prompt_tokens: int | None = None
         self.fallback: tuple[str, ...] = ()
         self.classify: Classifier | None = None
@@ -189,6 +192,7 @@ class RouteTable:
             self._compiled(rule.to),
             redact=stages.redact.enabled if rule.redact is None else rule.redact,
             cache=stages.cache.enabled if rule.cache is None else rule.cache,
+            reports=stages.redact.mode == "report",
         )
         route.policy = rule.policy
         route.max_prompt_tokens = rule.max_prompt_tokens
@@ -210,10 +214,12 @@ class RouteTable:
     def _add_engines(self, engine_names: Iterable[str] | Mapping[str, str]) -> None:
         """Public ids and target names of engines are routable as they are; a rule for the same name wins."""
         engines, stages = self._config.engines_by_name(), self._config.stages
+        reports = stages.redact.mode == "report"
         routes = {
-            key: Route(key, (Target(key),), redact=stages.redact.enabled, cache=stages.cache.enabled, implicit=True)
-            for key in engines
-        }
+            key: Route(
+                key, (Target(key),), redact=stages.redact.enabled, cache=stages.cache.enabled, reports=reports, implicit=True
+            ) for key in engines
+        }  # fmt: skip
         for name, key in self._public_ids(engine_names).items():
             self._exact.setdefault(name, routes[key])
         for key, route in routes.items():
