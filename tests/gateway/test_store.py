@@ -97,3 +97,19 @@ def test_the_disk_is_bounded_in_bytes_and_time(disk):
     assert got(cold, "r49") == bytes(1000) and got(cold, "r0") is None
     wall.now += 60
     assert got(cold, "r49") is None
+
+
+def test_who_asks_for_what_is_being_made_waits_for_it():
+    store = ResponseStore(max_bytes=10_000, ttl_s=60)
+    answers: list[bytes | None] = []
+    store.promise("r", "a")
+    store.find("r", "a", answers.append)
+    store.find("r", "b", answers.append)  # another key's: unknown at once
+    assert answers == [None]
+    store.settle("r", "a", b"made")
+    store.find("r", "a", answers.append)
+    assert answers == [None, b"made", b"made"]
+    store.promise("lost", "a")
+    store.find("lost", "a", answers.append)
+    store.settle("lost", "a", None)
+    assert answers[3:] == [None]

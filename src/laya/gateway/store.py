@@ -47,6 +47,7 @@ class ResponseStore:
         self._journal = journal
         self._wall = wall
         self._entries: OrderedDict[tuple[str, str], tuple[bytes, float]] = OrderedDict()  # oldest first
+        self._coming: dict[tuple[str, str], list[Callable[[], None]]] = {}  # being made, and who waits for it
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -62,7 +63,27 @@ class ResponseStore:
         self._shrink(now)
         self._put_behind(id, scope, value, now)
 
+    def promise(self, id: str, scope: str) -> None:
+        """Its value is being made: who asks for it waits until `settle`, which must follow."""
+        self._coming[scope, id] = []
+
+    def settle(self, id: str, scope: str, value: bytes | None) -> None:
+        """What was promised is here; None: it could not be made."""
+        if value is not None:
+            self.put(id, scope, value)
+        for ask in self._coming.pop((scope, id), ()):
+            ask()
+
+    def find(self, id: str, scope: str, done: Callable[[bytes | None], Any]) -> None:
+        """`get`, of one that was promised when it is there."""
+        waiting = self._coming.get((scope, id))
+        if waiting is None:
+            self.get(id, scope, done)
+        else:
+            waiting.append(lambda: self.get(id, scope, done))
+
     def get(self, id: str, scope: str, done: Callable[[bytes | None], Any]) -> None:
+        """For `find`: what is kept now."""
         entry = self._entries.get((scope, id))
         if entry is not None:
             done(entry[0] if self._wall() - entry[1] < self._ttl_s else None)

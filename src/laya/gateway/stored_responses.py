@@ -53,7 +53,7 @@ def answer_stored(exchange: Exchange) -> None:
     scope = plan.key.name if plan.key is not None else ""
     if store is None:
         raise _unknown(id)
-    store.get(id, scope, lambda kept: _guarded(exchange, _found, exchange, id, scope, part, kept))
+    store.find(id, scope, lambda kept: _guarded(exchange, _found, exchange, id, scope, part, kept))
 
 
 def _guarded(exchange: Exchange, step: Callable[..., None], *arguments: Any) -> None:

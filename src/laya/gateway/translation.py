@@ -103,7 +103,7 @@ class Translating(Exchange):
                 self.guarded(then, found)
 
         for id in wanted:
-            self.gateway.store.get(responses.item_key(id), self._scope(), partial(have, id))
+            self.gateway.store.find(responses.item_key(id), self._scope(), partial(have, id))
 
     def _build(self, api, request, kept: bytes | None, referenced: dict[str, bytes | None]) -> None:
         def work() -> tuple[Translation, Any]:
@@ -126,7 +126,7 @@ class Translating(Exchange):
         if store is None:
             then(None)
         else:
-            store.get(id, self._scope(), lambda kept: self.guarded(then, kept))
+            store.find(id, self._scope(), lambda kept: self.guarded(then, kept))
 
     def not_found(self, id: str) -> NotFound:
         return NotFound(
@@ -142,10 +142,12 @@ class Translating(Exchange):
         store, scope = self.gateway.store, self._scope()
         if len(self.body) > WORK_ON_LOOP:
             try:
-                self.gateway.offload(value, lambda made: None if isinstance(made, LayaError) else store.put(id, scope, made))
-                return
+                self.gateway.offload(value, lambda made: store.settle(id, scope, None if isinstance(made, LayaError) else made))
             except Unavailable:
                 pass  # the worker is busy, and the answer must not fail for it
+            else:
+                store.promise(id, scope)  # its client may ask for it before it is made
+                return
         store.put(id, scope, value())
 
     def _scope(self) -> str:
