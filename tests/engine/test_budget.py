@@ -76,6 +76,20 @@ def test_what_a_matrix_needs_while_it_is_loaded_is_counted_where_it_lies():
     assert "loading" not in plan(MEDIUM, on_cpu).host
 
 
+def test_what_a_prefill_chunk_unpacks_and_widens_on_a_cpu_is_counted():
+    """(case 49) Panels of 4-bit weights in float32, their product, and a first chunk's attention."""
+    memory = Memory(32 * GIB, 32 * GIB)
+    sizes = {"max_seq_len": 2048, "max_num_seqs": 2, "prefill_chunk_tokens": 512}
+    on_cpu = settings(device="cpu", device_memory=memory, host_memory=memory, **sizes)
+    more = plan(MEDIUM, on_cpu).device["activation"] - plan(MEDIUM, settings(**sizes)).device["activation"]
+    widest = max(MEDIUM.intermediate, MEDIUM.hidden)
+    assert more >= 64 * widest * 4 + 512 * 64 * 4  # the smallest panel of the widest matrix, and what it gives
+    wide = msgspec.structs.replace(MEDIUM, intermediate=64)  # attention decides
+    narrow = msgspec.structs.replace(wide, heads=wide.heads // 2)
+    saved = plan(wide, on_cpu).device["activation"] - plan(narrow, on_cpu).device["activation"]
+    assert saved >= 512 * (wide.heads // 2) * wide.head_dim * (2 * (4 + 4) + 2)  # rotated and widened, in and out
+
+
 def test_several_engines_split_one_limit_in_the_order_written():
     first = plan(MEDIUM, settings(max_seq_len=2048, max_num_seqs=2, utilisation=1.0))
     rest = settings(

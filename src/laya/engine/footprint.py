@@ -39,8 +39,9 @@ _CUDA_CONTEXT_BYTES, _CUDA_GRAPH_BYTES = 600 * MIB, 256 * MIB
 _SLACK_SHARE, _SLACK_BYTES = 50, 8 * MIB
 # 4-bit weights with bf16 scale and zero for groups of 32: 0.5 + 4 / 32 bytes each.
 _FOUR_BIT_NUMERATOR, _FOUR_BIT_DENOMINATOR = 5, 8
-# 4-bit weights of a CPU unpacked to float32 at once, for products with a prefill chunk; one block of rows at the least.
-_PANEL_WEIGHTS, _PANEL_ROWS = 1 << 19, 64
+# 4-bit weights of a CPU unpacked at once for products with a prefill chunk, one block of rows at the least: float32, and bytes
+# and scales on their way to it.
+_PANEL_WEIGHTS, _PANEL_ROWS, _PANEL_BYTES_PER_WEIGHT = 1 << 19, 64, 6
 # A weight on its way into its packed form: its number as a byte and as an int32.
 _LOADING_BYTES_PER_WEIGHT = 5
 
@@ -148,14 +149,24 @@ def activation_bytes(shape: ModelShape, settings: PlanSettings, window: int) -> 
     rows = max(chunk, settings.max_num_seqs + settings.block_tokens)  # the step's token budget
     qkv_width = shape.heads * shape.head_dim + kv_width
     residual = 2 * 4 * shape.hidden + 2 * item * shape.hidden  # float32 stream and its norm, a product's input and output
-    attention = qkv_width * (item + 8) + shape.heads * shape.head_dim * item  # with the float32 copies that are rotated
+    # With float32 copies: of what is rotated, and of a first chunk's queries, keys, values and result on a CPU.
+    attention = (qkv_width + shape.heads * shape.head_dim) * (item + 8)
     mlp = 3 * shape.intermediate * item
     gathered = (1 + settings.max_num_seqs) * window * kv_width * item  # the chunk's context, and each decode's
     masks = chunk * window * (item + 1)
     logits = shape.vocab * max(settings.max_num_seqs * _SAMPLED_LOGIT_BYTES, min(_SCORED_ROWS, rows) * _SCORED_LOGIT_BYTES)
     rotary = window * shape.head_dim * 4  # a complex64 for every position and pair
     paged = 0 if settings.whole_prompts else gathered + masks
-    return rows * (residual + max(attention, mlp)) + paged + logits + rotary + _dense_bytes(shape, settings)
+    apart = _dense_bytes(shape, settings) + _panel_bytes(shape, settings, rows)
+    return rows * (residual + max(attention, mlp)) + paged + logits + rotary + apart
+
+
+def _panel_bytes(shape: ModelShape, settings: PlanSettings, rows: int) -> int:
+    """A panel of unpacked 4-bit weights and its product with the chunk; panels of narrow matrices have the most rows."""
+    if settings.device != "cpu":
+        return 0
+    weights = max(_PANEL_WEIGHTS, _PANEL_ROWS * max(shape.intermediate, shape.hidden))
+    return weights * _PANEL_BYTES_PER_WEIGHT + rows * max(_PANEL_ROWS, _PANEL_WEIGHTS // shape.hidden) * 4
 
 
 def _dense_bytes(shape: ModelShape, settings: PlanSettings) -> int:
