@@ -67,15 +67,16 @@ def find_grouped(window: Window, out: Out) -> None:
 
 def _chains(window: Window, needle: bytes, out: Out) -> None:
     shape, base, text = window.numbers, window.base, window.text
+    find, pairs, second = shape.find, needle is _PAIR, base + 2
     limit, done = window.end - base, 0
-    at = shape.find(needle, window.start - base)
+    at = find(needle, window.start - base)
     while 0 <= at < limit:
         # Two groups with a dot between are mostly a decimal fraction or an address: the forms looked for have a third.
-        if needle is _PAIR and text[base + at + 2] == 46 and (shape[at - 1] != 48 or b"-" not in shape[at + 6 : at + 8]):
-            at = shape.find(needle, at + 3)
+        if pairs and text[second + at] == 46 and (shape[at - 1] != 48 or b"-" not in shape[at + 6 : at + 8]):
+            at = find(needle, at + 3)
             continue
         end = 0
-        if needle is _PAIR or _begins_with_pair(shape, at, text[base + at]):
+        if pairs or _begins_with_pair(shape, at, text[base + at]):
             start = max(done, at - _BACK, shape.rfind(b"x", at - _BACK if at > _BACK else 0, at) + 1)
             if shape[start] != 48 or (start and shape[start - 1] == 48):
                 start = shape.find(b"-0", start, at + 1) + 1 or at
@@ -96,7 +97,7 @@ def _chains(window: Window, needle: bytes, out: Out) -> None:
                     break
                 start = shape.find(b"-0", start, at + 1) + 1 or limit
         done = end or at + 3  # behind the pair: a form may begin with its second group
-        at = shape.find(needle, end or at + 1)
+        at = find(needle, end or at + 1)
 
 
 def _begins_with_pair(shape: bytes, at: int, first: int) -> bool:

@@ -42,24 +42,26 @@ def find_numbers(window: Window, out: Out) -> None:
 def _solid(window: Window, out: Out) -> None:
     """Runs of eight or more digits, each looked at once."""
     shape, base, text = window.numbers, window.base, window.text
-    at, limit, size = shape.find(_EIGHT, window.start - base), window.end - base, len(shape)
+    find, rfind, run_end = shape.find, shape.rfind, _solid_end
+    at, limit, size = find(_EIGHT, window.start - base), window.end - base, len(shape)
     while 0 <= at < limit:
-        end = _solid_end(shape, at).end()
-        length = end - at
+        end = run_end(shape, at).end()
+        length, start = end - at, base + at
         # Most numbers of these lengths need a word in front of them, and have another number or another word there.
         if not (
             length in _NAMED and shape[at - 1] != 65 and (end == size or shape[end] != 65)
-            and (_other_word(text, base + at) or shape.rfind(b"0", at - NEAR if at > NEAR else 0, at) >= 0)
-            and text[base + at - 1] != 41 and text[base + at - 2] != 41 and base + at - window.phone_end > NEAR
+            and (  # one sign, and before it a word that announces none (`id=`); or another number
+                (
+                    text[start - 1] in _SIGNS and text[start - 2] in _LETTERS
+                    and text[start - 3 : start - 1].lower() not in _NAMING
+                )
+                or rfind(b"0", at - NEAR if at > NEAR else 0, at) >= 0
+            )
+            and text[start - 1] != 41 and text[start - 2] != 41 and start - window.phone_end > NEAR
         ):  # fmt: skip
             if length <= _MAX_SOLID and not (at and shape[at - 1] == 48):  # else it began in the window before
-                _keep(window, _BY_LENGTH[length](window, base + at, base + end), out)
-        at = shape.find(_EIGHT, end)
-
-
-def _other_word(text: bytes, start: int) -> bool:
-    """One sign stands before the number, and before it a word that announces none: `id=`."""
-    return text[start - 1] in _SIGNS and text[start - 2] in _LETTERS and text[start - 3 : start - 1].lower() not in _NAMING
+                _keep(window, _BY_LENGTH[length](window, start, base + end), out)
+        at = find(_EIGHT, end)
 
 
 def _lettered(window: Window, out: Out) -> None:
