@@ -104,7 +104,9 @@ class Clients:
 def router_config(address: str, hosts: dict[str, str], redis: str) -> dict:
     return {
         "server": {"host": address, "port": ROUTER_PORT, "log_level": "error"},
-        "router": {"mode": "shared", "redis": f"redis://{redis}:{REDIS_PORT}/0"},
+        # All hosts share one machine here, which may well be busy for longer than the 50 ms after which a router gives up asking
+        # for a new session.
+        "router": {"mode": "shared", "redis": f"redis://{redis}:{REDIS_PORT}/0", "timeout_ms": 2000},
         "backends": {
             name: {"url": f"http://{host}:{HOST_PORT}/v1", "connect_timeout_s": 1} for name, host in hosts.items()
         },

@@ -271,6 +271,55 @@ def test_an_answer_of_redis_after_the_bound_changes_nothing_that_was_decided_mea
     assert found == [(None, True)] and sessions.find(KEY) == "b"
 
 
+def test_whoever_waited_in_vain_is_the_last_to_wait_until_redis_speaks_again(loops, store):
+    sessions, responses, found = loops[0].sessions(), loops[0].responses(), []
+    store.freeze()
+    sessions.fetch(KEY, lambda target, in_time: found.append(target))
+    loops[0].timers[-1]()
+    assert found == [None] and loops[0].link.state == "ok" and not sessions.may_fetch()
+    responses.get("r", "ci", found.append)
+    responses.delete("r", "ci", found.append)
+    assert found == [None, None, False]
+    store.freeze(False)
+    assert loops[0].until(sessions.may_fetch)
+
+
+def test_what_was_kept_is_written_before_anything_newer(store, monkeypatch):
+    import laya.routing.sessions.redis_link as module
+
+    monkeypatch.setattr(module, "GROUP", 10)
+    back: list = []
+
+    class Client:
+        """`back` says what comes while the first of the kept writes are on their way."""
+
+        def __init__(self) -> None:
+            self._client = store.client()
+            self.close = self._client.close
+
+        def pipeline(self, transaction: bool):
+            if self._client.ping() and back:
+                link.send("SET", "x", back.pop(), keep=True)
+            return self._client.pipeline(transaction=transaction)
+
+    posted: deque = deque()
+    link = RedisLink(Client, posted.append)
+    store.kill()
+    link.start()
+    for n in range(40):
+        link.send("SET", b"k%d" % n, "v", keep=True)
+    link.send("SET", "x", "old", keep=True)
+    until = time.monotonic() + 20
+    while link.state != "degraded" and time.monotonic() < until:
+        time.sleep(0.01)
+    back.append("new")
+    store.start()
+    while link.status()["unwritten"] or link.state != "ok":
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert link.stop(5.0) and not back and store.client().get("x") == b"new"
+
+
 def test_stored_conversations_stay_within_their_bytes_and_the_oldest_go(loops, store):
     responses = loops[0].responses(max_bytes=10_000)
     for n in range(10):

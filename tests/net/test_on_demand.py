@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -13,7 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from laya.net.backends import MIN_WAITING
+from laya.config import Config
+from laya.config.structs import BackendConfig
+from laya.log import Log
+from laya.net.backends import MIN_WAITING, make_backends
+from laya.net.clock import Clock
+from laya.net.room import Memory
+from laya.net.supervisor import Supervisor
 from raw import post, read_response
 from server import ROOT, Laya, running
 
@@ -230,6 +237,23 @@ def test_its_whole_group_dies_with_laya(tmp_path, number):
         laya.process.wait(20)
         assert laya.wait_for(lambda: not (alive(pid) or alive(child) or alive(leash)))
     assert log_of(tmp_path)[-1] == ["a", "stopped"], "even then it is asked first"
+
+
+def test_one_that_is_stopped_in_the_moment_it_is_started_is_gone_at_once(tmp_path):
+    async def run() -> str:
+        loop = asyncio.get_running_loop()
+        clock = Clock(loop, lambda stall: None)
+        config = Config(backends={"a": BackendConfig(command=command("a", tmp_path))})
+        [backend] = make_backends(config, "router", {}, clock, loop).values()
+        supervisor = Supervisor(Memory(None, None), str(tmp_path), clock, Log("error"), show_output=True)
+        supervisor.watch([backend])
+        backend.pool.submit(None, b"POST", b"", b"")
+        assert backend.process.state == "starting"
+        async with asyncio.timeout(5):
+            await supervisor.stop()
+        return backend.process.state
+
+    assert asyncio.run(run()) == "stopped"
 
 
 def test_a_reload_ends_what_is_not_configured_any_more_and_keeps_the_rest(tmp_path):

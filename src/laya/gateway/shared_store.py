@@ -65,7 +65,7 @@ class SharedResponses(ResponseStore):
                 ResponseStore.get(self, id, scope, done)
 
         waiting = Once(self, settled)
-        if self._link.state != "ok" or not self._link.send("GET", _key(scope, id), done=lambda a: waiting.settle(a, True)):
+        if not self._link.answers or not self._link.send("GET", _key(scope, id), done=lambda a: waiting.settle(a, True)):
             waiting.settle(AWAY, True)
             return
         waiting.timer = self._later(self._timeout_s, lambda: waiting.settle(None, False))
@@ -76,7 +76,7 @@ class SharedResponses(ResponseStore):
         sent = self._link.send(
             "EVAL", _DELETE, 4, *_keys(scope, id), keep=True, done=lambda answer: waiting.settle(answer, True)
         )
-        if not sent or self._link.state != "ok":
+        if not sent or not self._link.answers:
             waiting.settle(AWAY, True)
             return
         waiting.timer = self._later(self._timeout_s, lambda: waiting.settle(None, False))
@@ -84,6 +84,7 @@ class SharedResponses(ResponseStore):
     def settled(self, in_time: bool) -> None:
         if not in_time:
             self.late += 1
+            self._link.silent = True
 
     def _put_behind(self, id: str, scope: str, value: bytes, now: float) -> None:
         self._link.send(

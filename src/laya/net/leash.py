@@ -37,9 +37,12 @@ def main(words: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's: its server drains and then tells us
         signal.signal(number, signal.SIG_IGN)
     leash = os.getpid()
+    started, starting = os.pipe()
     child = os.fork()
     if child == 0:
         _become(command, leash, prctl)
+    os.close(starting)
+    os.read(started, 1)  # ends with the child's exec: a signal before that would find no group, or our own handler
     code = _wait(child, woken, stopping)
     if code is None:
         code = _end(child, woken, grace_s)

@@ -87,6 +87,8 @@ class OnDemandBackend:
 
     def start(self) -> None:
         self.state = "starting"
+        self._process = None
+        self._failed_to_start = ""
         self.revive = False
         self.starts += 1
         self.pool.absent = "it is starting"
@@ -113,6 +115,9 @@ class OnDemandBackend:
             self._told("stopping", why=why)
             if self._process is not None:
                 self._process.stop()
+            else:  # its task has not run yet
+                self._task.cancel()
+                self._stopped()
 
     def retire(self) -> None:
         """It is not configured any more: what runs there ends, then it stops. The gate was cleared by `pool.retire`."""
@@ -160,10 +165,12 @@ class OnDemandBackend:
                     await asyncio.sleep(ASK_EVERY_S)
         except TimeoutError:
             failure = f"it was not ready within {settings.start_timeout_s:g} s"
-        except OSError as exc:
-            failure = f"it cannot be started: {exc.strerror or type(exc).__name__}"
-        if self._process is not process or self.state != "starting":
-            return  # it has ended, or was stopped, meanwhile
+        except (OSError, ValueError) as exc:  # ValueError: a NUL in the command
+            failure = f"it cannot be started: {getattr(exc, 'strerror', None) or type(exc).__name__}"
+        if self._process is not process or self.state != "starting":  # it has ended, or was stopped, meanwhile
+            if self._process is process and failure and process.pid is None:
+                self._stopped()  # and never came to be: nobody will tell of its end
+            return
         if failure:
             self._fail_start(failure)
             return
@@ -232,12 +239,7 @@ class OnDemandBackend:
             self._fail_start(f"the command ended with code {process.exit_code}")
             self._process = None
         elif was == "stopping":
-            if self._failed_to_start and self.retry_at > self.pool.clock.now:
-                self.state = "paused"
-            else:
-                self.state, self._failed_to_start = "stopped", ""
-            self.pool.absent = "it is not running"
-            self._told("stopped")
+            self._stopped()
         else:
             self._log.event(
                 "error", "backend_died", backend=self.backend.name, code=process.exit_code, output=self._tail
@@ -246,6 +248,16 @@ class OnDemandBackend:
             self.revive = was == "ready" and self._failures < MAX_REVIVALS
             self._pause()
         self._advance()
+
+    def _stopped(self) -> None:
+        """Its memory is free."""
+        self._process = None
+        if self._failed_to_start and self.retry_at > self.pool.clock.now:
+            self.state = "paused"
+        else:
+            self.state, self._failed_to_start = "stopped", ""
+        self.pool.absent = "it is not running"
+        self._told("stopped")
 
     def _pause(self) -> None:
         self.state = "paused"

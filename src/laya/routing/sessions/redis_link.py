@@ -52,6 +52,7 @@ class RedisLink:
     def __init__(self, connect: Callable[[], Any], post: Callable[[Callable[[], None]], Any]) -> None:
         self.state = "starting"  # starting | ok | degraded; written by the thread, shown by anybody
         self.reason = ""
+        self.silent = False  # a question was not answered within its asker's bound, and nothing since; of the loop thread
         self.errors: dict[str, int] = {}  # kind -> times
         self.dropped = 0  # writes given up
         self._connect = connect
@@ -83,6 +84,11 @@ class RedisLink:
         self._inbox.put(Command(words, keep, size, done))
         return True
 
+    @property
+    def answers(self) -> bool:
+        """Worth waiting for: it is there, and has not just let somebody wait in vain."""
+        return self.state == "ok" and not self.silent
+
     def stop(self, timeout_s: float) -> bool:
         """Send what is left and end the thread. True when nothing was lost. The only call that blocks."""
         if self._thread.ident is None:
@@ -109,9 +115,11 @@ class RedisLink:
             commands = self._take()
             if time.monotonic() < self._retry_at:
                 self._put_off(commands, first=False)
-            elif commands or self._kept or self.state != "ok":
-                kept = [self._kept.popleft() for _ in range(min(len(self._kept), GROUP))]
-                self._exchange(kept + commands)
+            elif self._write_kept():
+                if commands or self.state != "ok":
+                    self._exchange(commands)
+            else:
+                self._put_off(commands, first=False)
         if self._client is not None:
             self._client.close()
 
@@ -133,6 +141,14 @@ class RedisLink:
                 job = self._inbox.get_nowait()
         except queue.Empty:
             return commands
+
+    def _write_kept(self) -> bool:
+        """Everything kept goes before anything newer: a question must find it, and an old value must not replace a newer one."""
+        while self._kept:
+            self._exchange([self._kept.popleft() for _ in range(min(len(self._kept), GROUP))])
+            if self.state != "ok":
+                return False
+        return True
 
     def _exchange(self, commands: list[Command]) -> None:
         """One round trip for all of them, in order."""
@@ -157,16 +173,17 @@ class RedisLink:
         self._answered(commands, answers[: len(commands)])
 
     def _answered(self, commands: list[Command], answers: list) -> None:
-        results = []
+        results, kept = [], []
         for command, answer in zip(commands, answers, strict=True):
             if isinstance(answer, Exception):
                 if command.keep and _lasting(answer):
-                    self._kept.append(command)
+                    kept.append(command)
                     continue
                 self._count("refused")
                 answer = AWAY
             self._done_bytes += command.size
             results.append((command.done, answer))
+        self._kept.extendleft(reversed(kept))
         self._tell(results)
 
     def _put_off(self, commands: list[Command], first: bool) -> None:
@@ -196,9 +213,21 @@ class RedisLink:
         calls = [(done, answer) for done, answer in results if done is not None]
         if calls:
             try:
-                self._post(partial(_call, calls))
+                self._post(partial(self._call, calls))
             except RuntimeError:
                 pass  # the loop is closed: nobody waits any more
+
+    def _call(self, calls: list[tuple[Done, Any]]) -> None:
+        """On the loop. One listener's fault must not keep the others waiting: it is raised when all were told."""
+        self.silent = False
+        fault: Exception | None = None
+        for done, answer in calls:
+            try:
+                done(answer)
+            except Exception as error:
+                fault = error
+        if fault is not None:
+            raise fault
 
 
 # Errors of Redis itself that pass: it loads its data, is a replica just now, has no memory left, or wants a password.
@@ -209,18 +238,6 @@ def _lasting(answer: Any) -> str | None:
     """The kind of an error after which the same command may succeed later."""
     name = type(answer).__name__
     return name if isinstance(answer, Exception) and name.startswith(_LASTING) else None
-
-
-def _call(calls: list[tuple[Done, Any]]) -> None:
-    """One listener's fault must not keep the others waiting: it is raised when all were told."""
-    fault: Exception | None = None
-    for done, answer in calls:
-        try:
-            done(answer)
-        except Exception as error:
-            fault = error
-    if fault is not None:
-        raise fault
 
 
 def open_redis(router: RouterConfig, post: Callable[[Callable[[], None]], Any]) -> RedisLink | None:

@@ -52,8 +52,8 @@ class SharedSessions:
         return target
 
     def may_fetch(self) -> bool:
-        """Not while Redis is known to be away: then the local table is all there is."""
-        return self._link.state == "ok"
+        """Not while Redis is away or hangs: then the local table is all there is."""
+        return self._link.answers
 
     def fetch(self, key: bytes, done: Callable[[str | None, bool], None]) -> None:
         """Past the bound it goes on as with a new session: a claim never takes what another router has."""
@@ -120,6 +120,7 @@ class SharedSessions:
     def settled(self, in_time: bool) -> None:
         if not in_time:
             self.late += 1
+            self._link.silent = True
 
     def _claim(self, key: bytes, target: str | None, confirm: bool = False) -> None:
         """Put it unless another router has; what Redis has then is what holds here too."""
