@@ -104,8 +104,8 @@ class Clients:
 def router_config(address: str, hosts: dict[str, str], redis: str) -> dict:
     return {
         "server": {"host": address, "port": ROUTER_PORT, "log_level": "error"},
-        # All hosts share one machine here, which may well be busy for longer than the 50 ms after which a router gives up asking
-        # for a new session.
+        # All hosts share one machine here, which may well be busy for longer than the 50 ms after which a router goes on with a
+        # new session by itself.
         "router": {"mode": "shared", "redis": f"redis://{redis}:{REDIS_PORT}/0", "timeout_ms": 2000},
         "backends": {
             name: {"url": f"http://{host}:{HOST_PORT}/v1", "connect_timeout_s": 1} for name, host in hosts.items()

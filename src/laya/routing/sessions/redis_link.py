@@ -143,7 +143,7 @@ class RedisLink:
             return commands
 
     def _write_kept(self) -> bool:
-        """Everything kept goes before anything newer: a question must find it, and an old value must not replace a newer one."""
+        """What was kept goes before anything newer: a question must find it, and an old value must not replace a newer one."""
         while self._kept:
             self._exchange([self._kept.popleft() for _ in range(min(len(self._kept), GROUP))])
             if self.state != "ok":
