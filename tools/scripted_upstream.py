@@ -194,6 +194,8 @@ class ScriptedUpstream:
         steps = asyncio.ensure_future(self._steps(asked, writer))
         gone = asyncio.ensure_future(reader.read(1))
         done, _ = await asyncio.wait({steps, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if gone in done:
+            gone.exception()  # looked at: a reset is one of the ways to leave
         if steps not in done:
             asked.closed_at = time.monotonic()
             steps.cancel()

@@ -248,6 +248,21 @@ def test_a_router_learns_that_another_moved_a_session(loops):
     assert second.find(KEY) == "a"
 
 
+def test_of_two_routers_that_move_a_session_at_once_both_go_by_the_last(loops):
+    first, second = (loop.sessions() for loop in loops)
+    for sessions, loop in zip((first, second), loops, strict=True):
+        sessions.assign(KEY, "a", lambda: None)
+        loop.settle()
+    second.assign(KEY, "c", lambda: None)
+    loops[1].settle()
+    first.assign(KEY, "b", lambda: None)
+    loops[0].settle()
+    for sessions, loop in zip((first, second), loops, strict=True):
+        sessions.on_tick(1000.0)
+        loop.settle()
+    assert first.find(KEY) == second.find(KEY) == "b"
+
+
 def test_a_redis_that_lost_everything_learns_it_from_those_who_use_it(loops, store):
     sessions = loops[0].sessions()
     sessions.assign(KEY, "a", lambda: None)

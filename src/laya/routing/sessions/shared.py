@@ -6,7 +6,6 @@ on by its own table, and what it assigned meanwhile is written when Redis is bac
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +40,7 @@ class SharedSessions:
         self._later = later
         self._used: set[bytes] = set()
         self._confirm_at = 0.0
-        self._own = os.urandom(8)  # our name in the stream of moves
+        self._moving: dict[bytes, int] = {}  # own moves that are not in the stream yet
         self._read_to: bytes | str = "0-0"  # the last move that was seen
         self._reading = False
 
@@ -80,14 +79,15 @@ class SharedSessions:
             self._claim(key, target)
         else:
             self._link.send("SET", _PREFIX + key, target, "EX", SESSION_TTL_S, keep=True)
-            move = ("key", key, "to", target, "by", self._own)
-            self._link.send("XADD", _MOVES, "MAXLEN", "~", MOVES_KEPT, "*", *move, keep=True)
+            move = ("XADD", _MOVES, "MAXLEN", "~", MOVES_KEPT, "*", "key", key, "to", target)
+            if self._link.send(*move, keep=True, done=lambda _: self._moved(key)):
+                self._moving[key] = self._moving.get(key, 0) + 1
         return True
 
     def on_tick(self, now: float) -> None:
         if self._link.state == "ok" and not self._reading:
             self._reading = self._link.send(
-                "XREAD", "COUNT", MOVES_KEPT, "STREAMS", _MOVES, self._read_to, done=self._moved_elsewhere
+                "XREAD", "COUNT", MOVES_KEPT, "STREAMS", _MOVES, self._read_to, done=self._follow
             )
         if now < self._confirm_at:
             return
@@ -97,15 +97,21 @@ class SharedSessions:
             for key in used:
                 self._claim(key, self._hot.get(key), confirm=True)
 
-    def _moved_elsewhere(self, answer: Any) -> None:
-        """What other routers moved: of the sessions that are known here only."""
+    def _moved(self, key: bytes) -> None:
+        left = self._moving.pop(key) - 1
+        if left:
+            self._moving[key] = left
+
+    def _follow(self, answer: Any) -> None:
+        """What was moved, by anybody and in Redis's order: of the sessions that are known here, and that we do not move anew
+        just now."""
         self._reading = False
         streams = answer.items() if isinstance(answer, dict) else answer if isinstance(answer, list) else ()
         for _, moves in streams:
             for number, fields in _entries(moves):
                 self._read_to = number
                 key = fields.get(b"key")
-                if key in self._hot and fields.get(b"by") != self._own:
+                if key in self._hot and key not in self._moving:
                     self._hot.put(key, _text(fields.get(b"to")))
 
     def status(self) -> dict[str, Any]:
