@@ -104,6 +104,8 @@ def test_the_conversation_goes_on_after_a_call(client):
         ({"structured_outputs": {"regex": "(foo"}}, "structured_outputs"),
         ({"structured_outputs": {"grammar": "start: <<<"}}, "structured_outputs"),
         ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs"),
     ],
 )  # fmt: skip
 def test_a_bad_form_is_that_clients_400_and_the_engine_lives_on(served, members, param):
@@ -143,6 +145,14 @@ def test_a_regex_and_a_choice_bind_completions_too(client):
             model="smol", prompt="Answer:", max_tokens=20, temperature=1, seed=3, extra_body={"structured_outputs": outputs}
         ).choices[0].text  # fmt: skip
         assert text in allowed if allowed else (len(text) == 6 and text[3] == "-")
+
+
+def test_a_schema_binds_completions_too(client):
+    """As vLLM has it; a form that was asked for is never passed over in silence."""
+    text = client.completions.create(
+        model="smol", prompt="A person:", max_tokens=60, temperature=0, extra_body={"response_format": form(PERSON)}
+    ).choices[0].text  # fmt: skip
+    assert set(json.loads(text)) == {"name", "age"}
 
 
 def test_settings_against_a_form_never_break_the_request(client):

@@ -63,6 +63,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
+    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
 
@@ -87,7 +88,6 @@ class ChatRequest(Sampling, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

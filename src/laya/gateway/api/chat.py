@@ -39,7 +39,7 @@ def generations_of(request: ChatRequest, request_id: str, client: str, card: Mod
     sampling = sampling_of(request, max_tokens=limit, logprobs=logprobs)
     return [GenerationRequest(
         id=request_id, prompt=prompt, sampling=sampling, client=client, salt=request.cache_salt or "",
-        grammar=plan.grammar or grammar_of(request, request.response_format),
+        grammar=plan.grammar or grammar_of(request),
     )]  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def tools_of(request: ChatRequest, card: ModelCard) -> ToolPlan:
 def parser_of(request: ChatRequest, card: ModelCard) -> ToolCallParser:
     """Reads one choice of the answer. A model that must answer in a given form, or was told not to think, is not thinking."""
     plan = tools_of(request, card)
-    formed = plan.grammar is not None or grammar_of(request, request.response_format) is not None
+    formed = plan.grammar is not None or grammar_of(request) is not None
     told = (request.chat_template_kwargs or {}).get("enable_thinking", (request.chat_template_kwargs or {}).get("thinking"))
     return parser_for(
         "", style=style_of_card(card.details), tools=bool(plan.shown), names=plan.names,

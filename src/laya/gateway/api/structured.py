@@ -26,17 +26,17 @@ _CALL_FORMS = {
 }
 
 
-def grammar_of(request: Sampling, response_format: ResponseFormat | None = None) -> Grammar | None:
+def grammar_of(request: Sampling) -> Grammar | None:
     """Raises InvalidRequest naming the member at fault."""
-    if response_format is not None and response_format.type != "text":
-        return _of_format(response_format)
+    if request.response_format is not None and request.response_format.type != "text":
+        return _of_format(request.response_format)
     asked = request.structured_outputs
     if asked is None:
         return None
-    given = [key for key in ("json", "regex", "choice", "grammar", "json_object") if getattr(asked, key)]
-    if len(given) != 1:
+    given = [key for key in ("json", "regex", "choice", "grammar", "json_object") if getattr(asked, key) not in (None, False)]
+    if len(given) != 1 or getattr(asked, given[0]) in ("", []):
         raise InvalidRequest("Give one of json, regex, choice, grammar and json_object.", param="structured_outputs")
-    if asked.json:
+    if asked.json is not None:  # an empty object allows any JSON
         return "json_schema", asked.json if isinstance(asked.json, str) else encode_members(asked.json).decode()
     if asked.choice:
         return "regex", "|".join(re.escape(option) for option in asked.choice)
