@@ -27,6 +27,8 @@ class Odd:
         text = body.get("user", "")
         if text == "raise":
             raise RuntimeError("a secret of the request")
+        if text == "exit":
+            raise SystemExit("a secret of the request")
         if text == "refuse":
             raise InvalidRequest("not this one", param="user")
         if text == "list":
@@ -45,7 +47,9 @@ class OddAnswer:
     def delta(self, text, channel):
         if "explode" in text:
             raise RuntimeError("a secret of the answer")
-        return text
+        if "exit" in text:
+            raise SystemExit("a secret of the answer")
+        return chr(0xD800) if "half" in text else text
 
     def end(self, channel):
         return ""
@@ -179,7 +183,7 @@ def test_a_stream_of_responses_tells_the_same_text_everywhere(laya, upstream):
     assert texts == ["oh PLEASE, pl"] * 4
 
 
-@pytest.mark.parametrize("how", ["raise", "list", "unwritable"])
+@pytest.mark.parametrize("how", ["raise", "exit", "list", "unwritable"])
 def test_a_fault_is_that_requests_500_with_the_stages_name_and_no_more(laya, upstream, how):
     upstream.asked.clear()
     status, body, _ = laya.chat("m", "x", user=how)
@@ -199,8 +203,9 @@ def test_a_stage_may_refuse_a_request(laya):
     }  # fmt: skip
 
 
-def test_a_fault_in_a_plain_answer_is_a_500(laya, upstream):
-    upstream.script = lambda asked: [answer(completion("explode"))]
+@pytest.mark.parametrize("text", ["explode", "exit", "half a pair"])
+def test_a_fault_in_a_plain_answer_is_a_500(laya, upstream, text):
+    upstream.script = lambda asked: [answer(completion(text))]
     status, body, _ = laya.chat("m", "x")
     assert status == 500 and "more:Odd" in body["error"]["message"] and "secret" not in json.dumps(body)
 

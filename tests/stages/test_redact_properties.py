@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from laya.stages import redact_json, redact_text
 from redaction import CARD, EMAIL, IDENTITY, PHONE, SECRET, chat, chunk, content_of, frames, redact, restorer, through
 
 VALUES = (
@@ -108,3 +110,21 @@ def test_bytes_that_are_no_json_never_raise(data):
         except ValueError:
             found = redact(b"{" + data)  # the gateway has refused it before; here it must only not end in a fault
             assert isinstance(found.body, bytes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(alphabet='ab 1"\\\n/é你😀\ud83d\ude00', max_size=80), st.booleans())
+def test_reading_in_pieces_is_reading_at_once(text, ascii_only):
+    raw = json.dumps(text, ensure_ascii=ascii_only)[1:-1].encode("utf-8", "surrogatepass")
+
+    def read():
+        try:
+            decoded = redact_json.decode_string(raw)
+        except ValueError as error:
+            return redact_json.plain_view(raw), type(error)
+        encoded = json.loads(b'"%b"' % redact_json.encode_string(decoded))
+        return redact_json.plain_view(raw), decoded, encoded, redact_text.Reading(decoded).data
+
+    at_once = read()
+    with patch.object(redact_json, "_PIECE", 5), patch.object(redact_text, "_PIECE", 3):
+        assert read() == at_once

@@ -86,6 +86,8 @@ class CustomStage:
         made = self._call(call, *arguments)
         if not isinstance(made, str):
             raise self._failed(f"an answer returned {type(made).__name__}")
+        if not made.isascii():
+            self._call(made.encode)  # half a surrogate pair could not be sent
         return made
 
     def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
@@ -93,7 +95,7 @@ class CustomStage:
             return call(*arguments)
         except LayaError:
             raise
-        except Exception as fault:
+        except BaseException as fault:  # also `sys.exit()`: it is one request's end, not ours
             raise self._failed(type(fault).__name__, fault) from None
 
     def _failed(self, why: str, fault: BaseException | None = None) -> StageFailed:

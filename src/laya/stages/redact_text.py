@@ -22,6 +22,7 @@ HIDING = re.compile(
     rb"|\xe0(?:\xa5[\xa6-\xaf]|\xa7[\xa6-\xaf])|\xc2\xa0|\xe2\x80[\x87\x90-\x95\xaf]|\xe2\x88\x92|\xe3\x80\x80"
 )
 _MOST = 1 << 60
+_PIECE = 8 * 1024  # characters for one call in C: it holds the interpreter, and translating takes 70 ns for each
 _INNER_ESCAPE = re.compile(r"\\+(?:u([0-9a-fA-F]{4})|/)")
 
 
@@ -33,12 +34,13 @@ class Reading:
     def __init__(self, text: str) -> None:
         plain = text
         if not text.isascii():
-            plain = text.translate(_LOOK_ALIKES)
+            plain = "".join([text[at : at + _PIECE].translate(_LOOK_ALIKES) for at in range(0, len(text), _PIECE)])
         self._shifts: list[tuple[int, int]] = []  # (offset behind an escape in the plain text, what to add from there on)
         if "\\u" in plain or "\\/" in plain:
             plain = self._unescape(plain)
         self._plain = plain
-        self.data = plain.encode("utf-8", "surrogatepass")
+        pieces = [plain[at : at + _PIECE].encode("utf-8", "surrogatepass") for at in range(0, len(plain), _PIECE)]
+        self.data = b"".join(pieces)
         self._at = self._char = 0
 
     def span(self, start: int, end: int) -> tuple[int, int]:
