@@ -6,6 +6,7 @@ In: settings and a gateway. Out: `ClientConnection`s; `run` returns when the pro
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import ssl
@@ -57,8 +58,10 @@ class Server:
                 ssl_handshake_timeout=settings.header_timeout_s if tls else None,
             )  # fmt: skip
         except (OSError, UnicodeError) as exc:
-            reason = getattr(exc, "strerror", None) or exc
-            raise StartError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
+            number = getattr(exc, "errno", None) or 0
+            reason = os.strerror(number) if number > 0 else exc
+            mend = "server.port, or end what listens there" if number == errno.EADDRINUSE else "server.host or server.port"
+            raise StartError(f"cannot listen on {settings.host}:{settings.port}: {reason}; change {mend}") from None
         self._listeners.append(listener)
         scheme = "https" if tls else "http"
         for sock in listener.sockets:

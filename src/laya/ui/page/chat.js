@@ -64,6 +64,8 @@ async function send() {
   const body = { messages: [...turns, { role: "user", content: text }], stream: true, stream_options: { include_usage: true }, max_tokens: Number(byId("limit").value) || 256 };
   const model = byId("model").value.trim();
   if (model) body.model = model;
+  const temperature = byId("temperature").value; // 0 at first: small models ramble at 1. Empty where a backend wants its own.
+  if (temperature) body.temperature = Number(temperature);
   try {
     const reply = await converse(body, answer);
     turns.push({ role: "user", content: text }, { role: "assistant", content: reply });
