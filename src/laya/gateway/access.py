@@ -67,7 +67,6 @@ class Access:
                 return key
         raise Unauthorized("The API key is not known here.")
 
-
     def person(self, fields: dict[bytes, bytes]):
         """The same for a page: a browser gives the key as the password of basic authentication. Only pages take it, because a
         browser sends it along by itself, from wherever it was led here. Raises SignIn."""

@@ -86,4 +86,4 @@ class SharedLimits(MemoryLimits):
             # Redis's level is without what was taken here since it was asked.
             bucket.level, bucket.at = float(answer) - self._taken.get(name, 0), self._now()
         else:
-            self._taken[name] = self._taken.get(name, 0) + told  # nobody has counted it
+            self._taken[name] = self._taken.get(name, 0) + told  # rather counted twice, by a Redis that only hung, than never

@@ -227,5 +227,3 @@ class Pool:
             call.listener.on_upstream_failure(failure, message)
         except Exception as fault:
             call.listener.on_fault(fault)
-
-
