@@ -178,7 +178,8 @@ def test_another_key_is_a_401(keyed, headers):
 
 def test_a_key_sees_only_its_routes(keyed):
     body = {"model": "b", "messages": [{"content": "x"}]}
-    assert keyed.call("POST", "/v1/chat/completions", body, {"x-api-key": "sk-one"})[0] == 404
+    status, raw, _ = keyed.call("POST", "/v1/chat/completions", body, {"x-api-key": "sk-one"})
+    assert status == 404 and json.loads(raw)["error"]["message"] == "The model 'b' does not exist for this key. Its models: a."
     assert keyed.call("POST", "/v1/chat/completions", body, {"x-api-key": "sk-two"})[0] == 200
     assert keyed.call("GET", "/v1/models")[0] == 401 and keyed.get("/health")[0] == 200 and keyed.get("/metrics")[0] == 200
 

@@ -30,12 +30,15 @@ class ModelList:
             raise self.not_found(name)
         return self._entry(name)
 
-    def not_found(self, name: str) -> ModelNotFound:
+    def not_found(self, name: str, routes: tuple[str, ...] | None = None) -> ModelNotFound:
+        """`routes`: those of the key that asks, where it is limited to some; others' names are not told to it."""
         names = self._table.names()
-        known = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+        if routes is not None:
+            names = [known for known in names if self._table.match(known).name in routes]
+        known = (", ".join(names[:20]) + (", ..." if len(names) > 20 else "")) or "none by name"
         shown = name if len(name) <= 100 else name[:100] + "..."
-        known = known or "none by name"
-        return ModelNotFound(f"The model {shown!r} does not exist here. Known models: {known}.", param="model")
+        here, whose = ("here", "Known models") if routes is None else ("for this key", "Its models")
+        return ModelNotFound(f"The model {shown!r} does not exist {here}. {whose}: {known}.", param="model")
 
     def _entry(self, name: str) -> dict:
         route = self._table.match(name)

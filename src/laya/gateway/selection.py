@@ -61,11 +61,9 @@ class Selection:
             if name is None:
                 raise InvalidRequest("`model` is required: there is no default model here.", param="model")
         route = self._table.match(name)
-        if route is None:
-            raise self._models.not_found(name)
-        key = plan.key
-        if key is not None and key.routes is not None and route.name not in key.routes:
-            raise self._models.not_found(name)
+        allowed = None if plan.key is None else plan.key.routes
+        if route is None or (allowed is not None and route.name not in allowed):
+            raise self._models.not_found(name, allowed)
         return name, route
 
     def choose(self, route: Route, fields: RoutingFields) -> list[Any] | None:
