@@ -97,14 +97,20 @@ class _Find(NamedTuple):
 
 
 def _odd_places(view: bytes) -> list[Span]:
-    """Places, of no kind, of escapes and of characters that could hide a value."""
+    """Places, of no kind, of escapes and of characters that could hide a value: one of each in a string, which is then read."""
     patterns = [_ODD_ESCAPE] if b"\\" in view else []
     if not view.isascii():
         patterns.append(HIDING)
     found: list[Span] = []
     for pattern in patterns:
-        for start in range(0, len(view), _STRIDE):
-            found += [(match.start(), match.start(), "") for match in pattern.finditer(view, start, start + _STRIDE + 8)]
+        at = 0
+        while 0 <= at < len(view):
+            match = pattern.search(view, at, at + _STRIDE + 8)
+            if match is None:
+                at += _STRIDE
+            else:
+                found.append((match.start(), match.start(), ""))
+                at = view.find(b'"', match.end())  # the string's end
     return found
 
 
