@@ -30,7 +30,7 @@ from laya.config import Config
 from laya.config.notices import notices
 from laya.engine.cards import Nvml
 from laya.engine.machine import Memory, host_memory
-from laya.errors import StartError
+from laya.errors import DependencyError, StartError
 
 START_S = 60.0  # until it listens: the router needs 0.3 s, a cold disk some more
 LOAD_S = 600.0  # until the engine is ready: 14 GB from a slow disk
@@ -80,7 +80,8 @@ def plan(config: Config) -> Iterator[Finding]:
     try:
         made = plan_engines(config, Machine(host_memory(), Memory(card.total, card.total - card.used) if card else None))
     except StartError as error:
-        yield Finding("memory plan", FAIL, str(error), "see inference.model")
+        mend = "the engine packages, see above" if isinstance(error, DependencyError) else "see inference.model"
+        yield Finding("memory plan", FAIL, str(error).partition("; install it")[0], mend)
         return
     for engine in made:
         planned = engine.plan
