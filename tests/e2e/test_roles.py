@@ -200,29 +200,26 @@ def test_the_engine_process_is_told_whose_a_request_is_and_clients_cannot_say_it
     assert asked.headers["authorization"] == "Bearer between" and b"secret" not in head
 
 
-def test_a_cap_on_prompts_is_kept_by_the_engine_process_token_by_token(model_path, tmp_path):
+def test_an_engine_process_with_a_key_serves_those_who_have_it_and_keeps_caps_on_prompts_token_by_token(model_path, tmp_path):
     listen = f"unix:{tmp_path}/engine.sock"
     config = {
-        "inference": inference(model_path, listen),
+        "inference": inference(model_path, listen, listen_key="between"),
         "routes": [{"name": "short", "match": "smol", "to": "local", "max_prompt_tokens": 40}],
     }
+    asked = b'{"model":"anything","max_tokens":1,"messages":[{"role":"user","content":"hi"}]}'
     with split(config, tmp_path) as (router, engine):
         assert router.chat("smol", "word " * 5, max_tokens=1)[0] == 200
         status, body, _ = router.chat("smol", "word " * 50, max_tokens=1)
         assert status == 400 and body["error"]["code"] == "context_length_exceeded" and "40" in body["error"]["message"]
         with socket.socket(socket.AF_UNIX) as direct:
             direct.connect(listen[5:])
-            direct.sendall(post(b'{"model":"anything","max_tokens":1,"messages":[{"role":"user","content":"hi"}]}'))
+            direct.sendall(post(asked))
+            assert read_response(direct)[0] == 401
+            direct.sendall(b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert read_response(direct)[0] == 200
+            direct.sendall(post(asked, extra=b"Authorization: Bearer between\r\n"))
             assert read_response(direct)[0] == 200
         assert engine.stop() == 0
-
-
-def test_an_engine_process_with_a_key_serves_only_those_who_have_it(model_path, tmp_path):
-    config = {"inference": inference(model_path, f"http://127.0.0.1:{free_port()}", listen_key="between")}
-    with split(config, tmp_path) as (router, engine):
-        assert router.chat("smol", max_tokens=1)[0] == 200
-        assert engine.chat("smol", max_tokens=1)[0] == 401
-        assert engine.call("GET", "/ready")[0] == 200
 
 
 @pytest.mark.parametrize(
