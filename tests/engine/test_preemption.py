@@ -47,6 +47,23 @@ def test_a_swap_that_fails_is_recomputed():
     assert [c.token_ids() for c in clients] == [reference(prompt(8, i), 30) for i in range(4)]
 
 
+def test_a_prompt_that_was_swapped_half_read_goes_on_in_chunks():
+    """(case 46) Whether it reads or decodes is not told by what it has generated alone."""
+    runner = FakeRunner(num_blocks=14, block_size=4, max_seq_len=56, swap_blocks=100)
+    engine = Engine(runner, max_num_seqs=2, prefill_chunk_tokens=4)
+    older = engine.offer(prompt(11), 30)
+    engine.turn()
+    younger = engine.offer(prompt(40, 1), 6)
+    while not engine.loop.scheduler.paused:
+        engine.turn()
+    read = engine.loop.scheduler.paused[0].num_computed
+    assert 0 < read < 35 and runner.swapped_tickets == 1
+    engine.settle()
+    rest = [count for batch in runner.batches for number, start, count in batch if number == 1 and read <= start < 40]
+    assert runner.swaps_in == 1 and len(rest) == 2 and sum(rest) == 40 - read, rest
+    assert older.token_ids() == reference(prompt(11), 30) and younger.token_ids() == reference(prompt(40, 1), 6)
+
+
 def test_nothing_new_starts_before_what_was_preempted_goes_on():
     engine = Engine(FakeRunner(num_blocks=14, max_seq_len=56), max_num_seqs=4)
     for i in range(3):
