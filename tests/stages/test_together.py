@@ -72,6 +72,30 @@ def test_one_kept_answer_serves_requests_with_other_values(laya, upstream, strea
     assert FIRST.encode() not in b"".join(asked.body for asked in upstream.asked[before:])
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_long_kept_answer_is_told_as_a_stream_with_its_values(laya, upstream, path):
+    """Longer than the longest event that anybody reads: in several deltas, with a value at each place where one is cut."""
+    text = f"{FIRST} 你好 " * 120_000
+    chat = path.endswith("chat/completions")
+    member = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+    choice = {"index": 0, "finish_reason": "stop"}
+    upstream.script = lambda asked: [answer(completion(last_of(asked)) if chat else {
+        "id": "c", "object": "text_completion", "choices": [{**choice, "text": last_of(asked)}], "usage": {"total_tokens": 1},
+    })]  # fmt: skip
+    for streamed, word in ((False, "miss"), (True, "hit")):
+        body = {"model": "m", "temperature": 0, "stream": streamed, **member}
+        status, raw, headers = laya.call("POST", path, body)
+        assert (status, headers["x-laya-cache"]) == (200, word)
+    choices = [c for line in raw.splitlines() if line.startswith(b"data: {") for c in json.loads(line[6:])["choices"]]
+    assert "".join((c["delta"].get("content") if chat else c["text"]) or "" for c in choices) == text
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+def last_of(asked: Asked) -> str:
+    body = asked.json()
+    return body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
+
+
 def test_twins_of_one_generation_get_their_own_values(laya, upstream):
     """(cases 55, 61)"""
     upstream.script, before = (lambda asked: [Sleep(0.7), *echo(asked)]), len(upstream.asked)

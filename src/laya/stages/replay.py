@@ -3,7 +3,8 @@
 In: whole answers of chat and completions (plain or events), and plain ones of the other APIs. Out: the plain body; or None
 where an answer must not be kept: an error, one that is cut, one that ended for another reason than its own. Pure; any thread.
 
-A stream told again has the whole text in one delta: it is there already, and clients join deltas anyway.
+A stream told again has the whole text in one delta, or in a few where it is long: it is there already, and clients join deltas
+anyway.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from laya.stages.cache_key import Question
 WHOLE_ENDS = frozenset({"stop", "tool_calls", "function_call"})
 OBJECTS = {"chat": ("chat.completion", "chat.completion.chunk"), "completions": ("text_completion", "text_completion")}
 _OWN = frozenset({"choices", "usage", "object"})
+# Characters of one delta: with six bytes for each still far below what readers of streams take as one event.
+DELTA_CHARS = 64 * 1024
 
 # What shapes that no server of the API sends end in.
 _ODD = (TypeError, AttributeError, KeyError, ValueError)
@@ -176,7 +179,10 @@ def _pieces(api: str, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
     logprobs, reason = choice.get("logprobs"), choice.get("finish_reason")
     more = {k: v for k, v in choice.items() if k not in ("index", "message", "text", "logprobs", "finish_reason")}
     if api != "chat":
-        yield {"text": choice.get("text", ""), "logprobs": logprobs, "finish_reason": None}
+        first, *rest = _cut(choice.get("text", ""))
+        yield {"text": first, "logprobs": logprobs, "finish_reason": None}
+        for text in rest:
+            yield {"text": text, "logprobs": None, "finish_reason": None}
         yield {"text": "", "logprobs": None, "finish_reason": reason, **more}
         return
     message = choice.get("message") or {}
@@ -186,5 +192,14 @@ def _pieces(api: str, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if delta.get("tool_calls"):
         delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(delta["tool_calls"])]
     if delta:
-        yield {"delta": delta, "logprobs": logprobs, "finish_reason": None}
+        first, *rest = _cut(delta.get("content"))
+        yield {"delta": delta if not rest else {**delta, "content": first}, "logprobs": logprobs, "finish_reason": None}
+        for text in rest:
+            yield {"delta": {"content": text}, "logprobs": None, "finish_reason": None}
     yield {"delta": {}, "logprobs": None, "finish_reason": reason, **more}
+
+
+def _cut(text: Any) -> list[Any]:
+    if not isinstance(text, str) or len(text) <= DELTA_CHARS:
+        return [text]
+    return [text[at : at + DELTA_CHARS] for at in range(0, len(text), DELTA_CHARS)]
