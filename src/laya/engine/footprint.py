@@ -17,8 +17,8 @@ MIB = 1 << 20
 # The pool holds two blocks beside the engine's: one of zeros for padding, one for writes that nobody reads.
 SPARE_BLOCKS = 2
 # A logit of a scored prompt: int32 sums in two planes, float32 logits and their softmax, and what a copy holds meanwhile: 21
-# measured. A sampled one besides: probabilities, the sorted row with its ids, float64 sums.
-_SCORED_LOGIT_BYTES, _SAMPLED_LOGIT_BYTES = 22, 44
+# measured. A sampled one: log-probabilities, probabilities, the whole row sorted with its ids and what that takes: 49 measured.
+_SCORED_LOGIT_BYTES, _SAMPLED_LOGIT_BYTES = 22, 50
 # Prompt rows whose log-probabilities are computed at once.
 _SCORED_ROWS = 64
 # Interpreter, server and torch resident before a model: measured on CPU; with CUDA's libraries about 1 GiB.

@@ -120,8 +120,8 @@ def _draw(logits: torch.Tensor, rows: list[int], sequences: list[Sequence]) -> l
     heat = torch.tensor([s.sampling.temperature for s in sequences], dtype=torch.float32, device=logits.device)
     chosen = logits if len(rows) == logits.shape[0] else logits[rows]
     # The smallest temperatures would overflow: taking the peak off first keeps every exponent at or below zero.
-    shifted = (chosen - chosen.amax(dim=-1, keepdim=True)).div_(heat.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(1))
-    probabilities = shifted.softmax(dim=-1)
+    heat = heat.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(1)
+    probabilities = (chosen - chosen.amax(dim=-1, keepdim=True)).div_(heat).softmax(dim=-1)
     points = torch.tensor(
         [uniform(s.seed, len(s.token_ids)) for s in sequences], dtype=torch.float64, device=logits.device
     )  # fmt: skip
@@ -129,10 +129,12 @@ def _draw(logits: torch.Tensor, rows: list[int], sequences: list[Sequence]) -> l
     cut = [i for i, s in enumerate(sequences) if _is_cut(s)]
     whole = [i for i, s in enumerate(sequences) if not _is_cut(s)]
     if whole:
-        for i, token in zip(whole, _invert(probabilities[whole], points[whole]).tolist(), strict=True):
+        some = probabilities[whole] if cut else probabilities
+        for i, token in zip(whole, _invert(some, points[whole]).tolist(), strict=True):
             tokens[i] = token
     if cut:
-        for i, token in zip(cut, _draw_cut(probabilities[cut], points[cut], [sequences[i] for i in cut]), strict=True):
+        some = probabilities[cut] if whole else probabilities
+        for i, token in zip(cut, _draw_cut(some, points[cut], [sequences[i] for i in cut]), strict=True):
             tokens[i] = token
     return tokens
 
@@ -180,10 +182,10 @@ def _keep(values: torch.Tensor, sequences: list[Sequence], limits: list[int]) ->
     top_p = torch.tensor([s.sampling.top_p for s in sequences], dtype=torch.float64, device=device).unsqueeze(1)
     min_p = torch.tensor([s.sampling.min_p for s in sequences], dtype=torch.float32, device=device).unsqueeze(1)
     within_k = torch.arange(count, device=device) < top_k
-    reach = values.mul(within_k).cumsum(dim=-1, dtype=torch.float64)
+    reach = values.double().mul_(within_k).cumsum_(dim=-1)
     # Without a top-k that ends among the candidates, the whole distribution's sum is 1.
     total = torch.where(top_k <= count, reach[:, -1:], torch.ones_like(reach[:, -1:]))
-    before = (reach - values) / total
+    before = (reach - values).div_(total)
     kept = within_k & (before < top_p) & (values >= min_p * values[:, :1])
     kept[:, 0] = True
     enough = [
@@ -195,6 +197,6 @@ def _keep(values: torch.Tensor, sequences: list[Sequence], limits: list[int]) ->
 
 def _invert(weights: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     """The first place of each row whose cumulative weight exceeds point * total; weights need not sum to 1."""
-    reach = weights.cumsum(dim=-1, dtype=torch.float64)
+    reach = weights.double().cumsum_(dim=-1)
     # A point is below 1 by at least 2**-32, so it lies strictly below the end and the place found has some weight.
     return torch.searchsorted(reach, (points * reach[:, -1]).unsqueeze(1), right=True).squeeze(1)
