@@ -106,6 +106,10 @@ def test_paths_and_methods(router):
     """(case 9) No 500, no hang: tidy paths answer, others say 404 or 405."""
     assert router.get("//v1//models")[0] == 200 and router.get("/v1/models/")[0] == 200 and router.get("/v1/models?x=1")[0] == 200
     assert router.get("/nothing")[0] == 404 and router.get("/%2e%2e/etc")[0] == 404
+    for path in ("/chat/completions", "/v1/v1/chat/completions"):  # a base URL without /v1, or with one too many
+        status, raw = router.call("POST", path, {})[:2]
+        assert status == 404 and json.loads(raw)["error"]["message"].endswith("Did you mean /v1/chat/completions?")
+    assert not [line for line in router.lines if line.get("path") in ("/health", "/ready")]  # probes would drown the rest
     assert router.call("GET", "/v1/chat/completions")[0] == 405 and router.call("POST", "/health", b"")[0] == 405
     assert router.call("HEAD", "/health")[:2] == (200, b"") and router.call("HEAD", "/")[0] == 200
     assert router.call("OPTIONS", "/v1/chat/completions")[0] == 204

@@ -85,7 +85,8 @@ def plan(config: Config) -> Iterator[Finding]:
         return
     for engine in made:
         planned = engine.plan
-        text = f"{planned.device_total >> 20} MiB of {planned.device_limit >> 20} MiB, window {planned.max_seq_len} tokens"
+        taken = planned.process_total if planned.shared else planned.device_total
+        text = f"{taken >> 20} MiB of {planned.device_limit >> 20} MiB, window {planned.max_seq_len} tokens"
         if planned.fits:
             yield Finding(f"plan {engine.name}", OK, text)
         else:

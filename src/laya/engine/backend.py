@@ -252,7 +252,7 @@ class EngineBackend:
         if self.state in ("failed", "stopped") or (self.state == "draining" and state in ("warming", "ready")):
             return
         self.state = state
-        log.info("engine %s: %s", self.name, state)
+        log.debug("engine %s: %s", self.name, state)  # `on_state` tells it where there is one
         if self._on_state is not None:
             self._on_state(state)
 

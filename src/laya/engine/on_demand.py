@@ -254,7 +254,7 @@ class OnDemandEngine:
 
     def _enter(self, state: str) -> None:
         self.state = state
-        log.info("engine %s: %s", self.name, state)
+        log.debug("engine %s: %s", self.name, state)  # `on_state` tells it where there is one
         if self._on_state is not None:
             self._on_state(state)
 

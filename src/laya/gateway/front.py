@@ -51,6 +51,8 @@ PROXY_KINDS: dict[str | None, Any] = {"responses": TranslatedProxy, "messages": 
 CARRIED = ("model", "began", "request_id", "attempts", "session", "note")
 # Finished requests that /ui may show: what one scrolls through, some 100 KiB.
 RECENT = 200
+# Not logged: balancers, and routers that start an engine, ask many times a minute. Metrics count them; changes are logged.
+PROBES = frozenset({b"/health", b"/ready"})
 Offload = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 
@@ -303,7 +305,7 @@ class Gateway:
             )  # fmt: skip
             if plan.api is not None:
                 self.recent.append((now, record))
-            if self.log.info_on:
+            if self.log.info_on and (plan.api is not None or plan.path not in PROBES):
                 self.log.access(record, exchange.connection.log_note() if exchange.connection.staged else b"")
 
 

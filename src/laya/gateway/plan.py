@@ -100,7 +100,12 @@ class HeadPlan:
                     raise MethodNotAllowed("This path answers GET.")
                 return
         if request.method != b"OPTIONS":
-            raise NotFound(f"There is nothing at {request.path[:100].decode('latin-1')}.")
+            raise NotFound(f"There is nothing at {request.path[:100].decode('latin-1')}.{_meant(request.path)}")
+
+
+def _meant(path: bytes) -> str:
+    """A client's base URL without /v1, or with /v1 where the client adds its own, is the commonest wrong path."""
+    return next((f" Did you mean {other.decode()}?" for other in (b"/v1" + path, path[3:]) if other in APIS), "")
 
 
 def _sane_id(given: bytes | None) -> bytes | None:
