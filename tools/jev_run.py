@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -46,6 +47,8 @@ def main() -> int:
     parser.add_argument("--jevcompat", default="jevcompat", help="the program")
     parser.add_argument("--window", type=int, default=4096)
     options = parser.parse_args()
+    if shutil.which(options.jevcompat) is None:
+        parser.error(f"there is no program {options.jevcompat}: pip install jevcompat typesafe-sdk, or --jevcompat PROGRAM")
     path = str(Path(options.model).resolve())
     inference = {"model": path, "name": "jev", "max_seq_len": options.window, "kv_cache": "256MiB"}
     worst = 0

@@ -171,4 +171,5 @@ def _route_names(config: Config) -> set[str]:
 def _unknown(root: Node, path: Path, kind: str, name: str, known: set[str]) -> None:
     hint = nearest(name, sorted(known))
     missing = " (there is no inference section)" if name == LOCAL else ""
-    _refuse(root, path, f"the unknown {kind} {name}{hint}{missing}", ", ".join(sorted(known)) or f"no {kind} is configured")
+    none = "the name of a route, and none has a name" if kind == "route" else f"no {kind} is configured"
+    _refuse(root, path, f"the unknown {kind} {name}{hint}{missing}", ", ".join(sorted(known)) or none)
