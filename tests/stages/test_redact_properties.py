@@ -128,3 +128,15 @@ def test_reading_in_pieces_is_reading_at_once(text, ascii_only):
     at_once = read()
     with patch.object(redact_json, "_PIECE", 5), patch.object(redact_text, "_PIECE", 3):
         assert read() == at_once
+
+
+@settings(max_examples=60, deadline=None)
+@given(ANY, st.sampled_from(VALUES), ANY)
+def test_values_are_found_and_put_back_wherever_a_search_begins_anew(before, value, behind):
+    body = chat(f"{before}\n{value}\n{behind}", behind)
+    at_once = redact(body)
+    with patch.object(redact_json, "_MAX_STRIDE", 3):
+        found = redact(body)
+        assert found.body == at_once.body
+        if found.vault is not None:
+            assert json.loads(restorer(found).whole(found.body)) == json.loads(body)

@@ -16,14 +16,13 @@ from laya.config import RedactConfig
 from laya.errors import InvalidRequest
 from laya.stages.detect.scan import Scanner, apart
 from laya.stages.detect.window import Span
-from laya.stages.redact_json import Place, decode_string, encode_string, locate, plain_view, splice
+from laya.stages.redact_json import Place, decode_string, encode_string, firsts, locate, plain_view, splice
 from laya.stages.redact_text import HIDING, Reading
 from laya.stages.vault import Labels, Vault, taken_in
 
 _ODD_ESCAPE = re.compile(rb"\\[u/]")
 _MAX_KNOWN = 64  # secrets whose other occurrences are looked for: each is one pass more over the body
 _MAX_KNOWN_BYTES = 512  # not key blocks
-_STRIDE = 64 * 1024  # bytes of one search: see `detect.window`
 
 
 class Redacted(NamedTuple):
@@ -101,17 +100,7 @@ def _odd_places(view: bytes) -> list[Span]:
     patterns = [_ODD_ESCAPE] if b"\\" in view else []
     if not view.isascii():
         patterns.append(HIDING)
-    found: list[Span] = []
-    for pattern in patterns:
-        at = 0
-        while 0 <= at < len(view):
-            match = pattern.search(view, at, at + _STRIDE + 8)
-            if match is None:
-                at += _STRIDE
-            else:
-                found.append((match.start(), match.start(), ""))
-                at = view.find(b'"', match.end())  # the string's end
-    return found
+    return [(at, at, "") for pattern in patterns for at in firsts(view, pattern, 8)]
 
 
 def _known_secrets(body: bytes, view: bytes, finds: list[_Find]) -> list[bytes]:

@@ -65,6 +65,18 @@ def _pieces(raw: bytes) -> Iterator[bytes]:
     yield raw[at:] if at else raw
 
 
+def firsts(view: bytes, pattern: re.Pattern[bytes], width: int) -> Iterator[int]:
+    """Where `pattern`, `width` bytes long at most, is found first in each string."""
+    at = 0
+    while 0 <= at < len(view):
+        found = pattern.search(view, at, at + _MAX_STRIDE + width)
+        if found is None:
+            at += _MAX_STRIDE
+        else:
+            yield found.start()
+            at = view.find(b'"', found.end())  # the string's end
+
+
 def locate(view: bytes, spans: list[tuple[int, int, str]], every: bool = False) -> Iterator[Place]:
     """The places of `spans` (in order); with `every` all strings that are text. Spans in names are dropped, spans that leave
     their string are cut at its end."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from laya.schema.codec import encode_members
-from laya.stages.redact_json import decode_string, encode_string, locate, plain_view, splice
+from laya.stages.redact_json import decode_string, encode_string, firsts, locate, plain_view, splice
 from laya.stages.restore_events import EVENTS, Events
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 # Members whose text is JSON: a value put into it must be escaped for the string that it stands in.
 JSON_MEMBERS = frozenset({b"arguments", b"partial_json"})
+
+# Bytes of the beginning of a placeholder in a view: brackets, blanks, and a label of 24 with four bytes for each of its signs.
+MAX_TRIGGER = 128
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -45,7 +48,7 @@ class Restorer:
         """A whole answer. A body that is no JSON is taken for text."""
         trigger = self._vault.labels.trigger
         view = plain_view(body)
-        places = [(found.start(), found.start(), "") for found in trigger.finditer(view)]
+        places = [(at, at, "") for at in firsts(view, trigger, MAX_TRIGGER)]
         if not places:
             return body
         if body.lstrip()[:1] not in (b"{", b"["):
