@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks"))  # after tests/, which has an `engine` too
 
 from engine_bench import client, peers, ratios  # noqa: E402
 from engine_bench.client import Stream  # noqa: E402

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks"))  # after tests/, which has an `engine` too
 
 import stages  # noqa: E402
 from stages_bench import redacting, serving, texts  # noqa: E402
