@@ -145,7 +145,7 @@ class Tokenizer(Protocol):
         """The text of ids: joined `token_bytes`, decoded with U+FFFD for what is not UTF-8."""
 
     def render_chat(self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool, /, **args: Any) -> str:
-        """Apply the chat template; `args` may have any name. Raises InvalidRequest with the template's own words when it refuses."""
+        """Apply the chat template; `args` may have any name. Raises InvalidRequest with the template's words if it refuses."""
 
     def encode_chat(
         self, messages: list[dict], tools: list[dict] | None, add_generation_prompt: bool, /, **args: Any

@@ -15,7 +15,7 @@ from laya.gateway.exchange import header_value
 from laya.routing.balance import Breaker
 
 CLIENT_PREFIX = b"/v1"
-ROOT_PATHS = frozenset({b"/tokenize", b"/detokenize", b"/apply-template"})  # servers have them beside the API's base, not under it
+ROOT_PATHS = frozenset({b"/tokenize", b"/detokenize", b"/apply-template"})  # beside the API's base, not under it
 
 
 class Backend:

@@ -48,8 +48,9 @@ class Route:
     )  # fmt: skip
 
     def __init__(
-        self, name: str, targets: tuple[Target, ...], *, redact: bool, cache: bool, reports: bool = False, implicit: bool = False
-    ) -> None:
+        self, name: str, targets: tuple[Target, ...], *, redact: bool, cache: bool, reports: bool = False,
+        implicit: bool = False,
+    ) -> None:  # fmt: skip
         self.name = name
         self.targets = targets
         self.policy = "least_busy"
