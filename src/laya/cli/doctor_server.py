@@ -129,6 +129,7 @@ def generation(config: Config) -> Iterator[Finding]:
     """Start, load, answer, stop, each a finding; or an answer of the Laya that runs already."""
     if config.server.port and _is_ours(config):
         try:
+            yield _targets(_ready(server.of_config(config)))
             yield from _answers(server.of_config(config), config)
         except CommandFailed as failed:
             yield Finding("generation", FAIL, str(failed), "see its log")
@@ -197,13 +198,19 @@ def _loaded(process: subprocess.Popen, running: server.Running, log) -> Finding:
         if ENDED & set(states.values()):
             break
         if USABLE.issuperset(states.values()):
-            down = [name for name, backend in parts.get("backends", {}).items() if backend["healthy"] is False]
-            engines = [f"{name} {state}" for name, state in states.items()]
-            if down:
-                return Finding("targets", WARN, "; ".join([*engines, f"not there: {', '.join(down)}"]), "start these backends")
-            return Finding("targets", OK, "; ".join([*engines, f"{len(parts.get('backends', {}))} backends"]))
+            return _targets(parts)
         time.sleep(0.1)
     raise _ended(process, log, "the engine did not become ready")
+
+
+def _targets(parts: dict[str, Any]) -> Finding:
+    """Engines and backends as /ready shows them."""
+    told = [f"{name} {engine['state']}" for name, engine in parts["engines"].items()]
+    backends = parts.get("backends", {})
+    down = [name for name, backend in backends.items() if backend["healthy"] is False]
+    if down:
+        return Finding("targets", WARN, "; ".join([*told, f"not there: {', '.join(down)}"]), "start these backends")
+    return Finding("targets", OK, "; ".join([*told, f"{len(backends)} backends"]))
 
 
 def _ready(running: server.Running) -> dict[str, Any]:
