@@ -8,7 +8,8 @@ import os
 
 # Read by OpenMP when torch is loaded, so before everything below. Threads that spin while they wait take the core that the
 # loop needs: beside other work, decode steps were eight times as long. Threads that sleep at once are woken a hundred times a
-# step: a decode on two threads took 24 ms instead of 10. So they spin for about 0.3 ms, then sleep. A user's own setting wins.
+# step: a decode on two threads took 24 ms instead of 10. So they spin a little (well under
+# a millisecond), then sleep. A user's own setting wins.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
