@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 for folder in ("src", "tools", "tests"):
     sys.path.insert(0, str(ROOT / folder))
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: children of the tests would ignore it too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from server import GEMMA, MODEL, Laya, running  # noqa: E402
 
