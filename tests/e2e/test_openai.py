@@ -205,8 +205,8 @@ def test_a_killed_client_frees_its_blocks_at_once(served):
     body = json.dumps({"model": "smol", "stream": True, "max_tokens": 900, "ignore_eos": True, "messages": PARIS}).encode()
     with served.connect() as sock:
         sock.sendall(post(body))
-        read_until(sock, b'"content":"')
-        assert served.metric("laya_sequences_running", engine="local") == 1
+        read_until(sock, b'"content":"')  # the first frame goes out while it is queued
+        assert served.wait_for(lambda: served.metric("laya_sequences_running", engine="local") == 1)
     assert served.wait_for(lambda: served.metric("laya_sequences_running", engine="local") == 0, AT_ONCE_S)
     assert served.wait_for(lambda: served.metric("laya_kv_blocks_used", engine="local") == 0, AT_ONCE_S)
 
