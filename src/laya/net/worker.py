@@ -18,7 +18,8 @@ from laya.errors import InternalError, LayaError, Unavailable
 # Jobs that may wait. Each holds a body that the ledger has counted, so this bounds time rather than memory.
 MAX_JOBS = 256
 # How long the loop waits for the interpreter while this thread computes, each time that it gave it away: at every callback of
-# libuv, and a turn has several. Python's own 5 ms would make stalls of 10; each switch costs some 10 us.
+# libuv, and a turn has several. Python's own 5 ms would make stalls of 10. Only while a job runs: each switch costs some 10 us,
+# and an engine that decodes beside a busy loop lost a tenth more of its speed with it.
 SWITCH_S = 0.0001
 
 
@@ -33,7 +34,6 @@ class Worker:
     def offload(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """Raises Unavailable when too much waits already."""
         if self._thread is None:  # most routers never see a big body
-            sys.setswitchinterval(SWITCH_S)
             self._thread = threading.Thread(target=self._run, name="laya-worker", daemon=True)
             self._thread.start()
         try:
@@ -51,10 +51,12 @@ class Worker:
             self._thread.join(5.0)
 
     def _run(self) -> None:
+        usual = sys.getswitchinterval()
         while True:
             work, done = self._jobs.get()
             if work is None or self._stopping:
                 return
+            sys.setswitchinterval(SWITCH_S)
             try:
                 result = work()
             except LayaError as error:
@@ -62,6 +64,7 @@ class Worker:
             except BaseException as fault:  # a fault of ours ends this request, not the worker
                 self._on_fault(fault)
                 result = InternalError("The server made a mistake; it is in its log.")
+            sys.setswitchinterval(usual)
             try:
                 self._loop.call_soon_threadsafe(done, result)
             except RuntimeError:
