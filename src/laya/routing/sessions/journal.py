@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from laya.config import Config
+from laya.routing.sessions.condition import condition
 from laya.routing.sessions.database import Database, Unusable, is_lasting
 
 # Writes kept while the disk does not take them: minutes of a busy router's new sessions; then the oldest are given up.
@@ -115,14 +116,7 @@ class Journal:
         return len(self._gathered) + len(self._outbox)
 
     def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = {"state": self.state, "unwritten": self.pending}
-        if self.reason:
-            status["reason"] = self.reason
-        if self.errors:
-            status["errors"] = dict(self.errors)
-        if self.dropped:
-            status["given_up"] = self.dropped
-        return status
+        return condition(self.state, self.pending, self.reason, self.errors, self.dropped)
 
     # -- the writer thread ---------------------------------------------------------------------------------------------
 

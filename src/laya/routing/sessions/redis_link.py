@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from laya.config import RouterConfig
 from laya.errors import DependencyError
+from laya.routing.sessions.condition import condition
 
 # Commands that may wait, and their bytes: beyond it new ones are given up, and their senders told at once.
 MAX_PENDING = 65_536
@@ -98,14 +99,7 @@ class RedisLink:
         return not self._thread.is_alive() and not self._kept
 
     def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = {"state": self.state, "unwritten": len(self._kept) + self._inbox.qsize()}
-        if self.reason:
-            status["reason"] = self.reason
-        if self.errors:
-            status["errors"] = dict(self.errors)
-        if self.dropped:
-            status["given_up"] = self.dropped
-        return status
+        return condition(self.state, len(self._kept) + self._inbox.qsize(), self.reason, self.errors, self.dropped)
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
