@@ -158,6 +158,28 @@ def test_a_frame_becomes_text_and_names_stay_text(width):
     assert ("502 upstream error" if width > 90 else "502 ") in text and "1.2 s" in text
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_no_heading_is_cut_where_names_are_long_and_figures_large(width):
+    from rich.console import Console
+
+    name = "SmolLM2-135M Instruct.Q4_1-and-more-of-it"
+    large = {**FRAME["figures"]["e"], "model": name, "running": 16, "allowed": 16, "kv_used": 20480, "kv_total": 20480,
+             "generated_tokens": 123456789}  # fmt: skip
+    backend = {"healthy": True, "breaker": "half-open", "inflight": 4096, "process": {"state": "starting"}}
+    request = {**FRAME["recent"][0], "model": name, "route": name, "backend": name, "outcome": "client_closed", "tokens": [9999, 999]}
+    frame = {**FRAME, "figures": {"e": large}, "recent": [request]}
+    frame["components"] = {**FRAME["components"], "engines": {"e": {"state": "unloading"}}, "backends": {name: backend}}
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=False).print(screen(frame, width))
+    engine, backends, recent = (
+        next(line for line in out.getvalue().splitlines() if line.startswith(first)) for first in ("engine", "backend", "time")
+    )
+    assert engine.split() == ["engine", "state", "running", "waiting", "KV", "blocks", *(["generated"] if width >= 76 else []),
+                              *(["preempted"] if width >= 90 else [])]  # fmt: skip
+    assert backends.split() == ["backend", "state", "breaker", "in", "flight"]
+    assert recent.split()[:2] == ["time", "model"] and "…" not in recent and "20480 of 20480" in out.getvalue()
+
+
 def test_figures_are_short():
     assert [size(n) for n in (0, 1023, 1 << 20, 3 << 40)] == ["0 B", "1023 B", "1.0 MiB", "3.0 TiB"]
     assert [milliseconds(n) for n in (0.05, 5, 1500)] == ["50 µs", "5.0 ms", "1.5 s"]

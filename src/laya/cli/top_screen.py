@@ -16,6 +16,8 @@ from rich.text import Text
 
 SHOWN_REQUESTS = 12
 BAR_COLUMNS = 24
+MAX_NAME = 40  # characters of a name that a client chose
+NAMES = ("engine", "backend", "model", "route")
 WORDS = ("state", "breaker", "model", "route", "backend", "api", "outcome")  # columns of text; the others are of figures
 NARROW, TINY = 90, 76  # columns below which a table leaves out what matters less
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -30,7 +32,7 @@ STATES = {
 def screen(frame: dict[str, Any], width: int) -> RenderableType:
     parts: list[RenderableType] = [_head(frame), *_machine(frame.get("machine")), _now(frame)]
     if frame["figures"]:
-        parts += [Text(), _engines(frame)]
+        parts += [Text(), _engines(frame, width)]
     if frame["components"].get("backends"):
         parts += [Text(), _backends(frame["components"]["backends"])]
     if frame["minute"]["latency"]:
@@ -46,9 +48,10 @@ def lost(why: str) -> RenderableType:
 
 def _head(frame: dict[str, Any]) -> Text:
     ready = ("ready", GOOD) if frame["ready"] else ("not ready", BAD)
+    connected = frame["components"]["server"]["connections"]
     text = Text.assemble(
         ("laya ", "bold"), f"{frame['version']}  {frame['role']}  ", ready,
-        f"  up {duration(frame['uptime_s'])}  {frame['components']['server']['connections']} connections",
+        f"  up {duration(frame['uptime_s'])}  {connected} connection{'s' * (connected != 1)}",
     )  # fmt: skip
     watchdog = frame["components"].get("watchdog", {})
     if watchdog.get("level", "calm") != "calm":
@@ -96,14 +99,16 @@ def _now(frame: dict[str, Any]) -> Text:
     )  # fmt: skip
 
 
-def _engines(frame: dict[str, Any]) -> Table:
-    table = _table("engine", "state", "running", "waiting", "KV blocks", "generated", "preempted")
+def _engines(frame: dict[str, Any], width: int) -> Table:
+    extra = ["generated", "preempted"][: (width >= TINY) + (width >= NARROW)]
+    table = _table("engine", "state", "running", "waiting", "KV blocks", *extra)
     for name, figures in frame["figures"].items():
         status = frame["components"]["engines"].get(name, {})
         state = "stuck" if status.get("stuck") else status.get("state", "")
         table.add_row(
-            Text(figures["model"]), _state(state), f"{figures['running']} of {figures['allowed']}", str(figures["waiting"]),
-            f"{figures['kv_used']} of {figures['kv_total']}", str(figures["generated_tokens"]), str(figures["preemptions"]),
+            plain(figures["model"]), _state(state), f"{figures['running']} of {figures['allowed']}",
+            str(figures["waiting"]), f"{figures['kv_used']} of {figures['kv_total']}",
+            *[str(figures["generated_tokens"]), str(figures["preemptions"])][: len(extra)],
         )  # fmt: skip
     return table
 
@@ -114,7 +119,7 @@ def _backends(backends: dict[str, Any]) -> Table:
         down = backend["healthy"] is False or backend["breaker"] == "open"
         probed = "down" if down else "not probed" if backend["healthy"] is None else "up"
         state = backend.get("process", {}).get("state", probed)  # a command that is started on demand has states of its own
-        table.add_row(Text(name), _state(state), _state(backend["breaker"]), str(backend["inflight"]))
+        table.add_row(plain(name), _state(state), _state(backend["breaker"]), str(backend["inflight"]))
     return table
 
 
@@ -136,7 +141,7 @@ def _recent(requests: list[dict[str, Any]], width: int) -> Table:
         places = [request["route"], request["backend"], request["api"]] if wide else [request["backend"]]
         table.add_row(
             time.strftime("%H:%M:%S", time.localtime(request["at"])),
-            plain(request["model"][: 28 if wide else 16]), *map(plain, places),
+            plain(request["model"]), *map(plain, places),
             Text(f"{request['status']} {outcome if width >= TINY else ''}", style=style), milliseconds(request["ms"]),
             *([" + ".join(map(str, request["tokens"] or ()))] if wide else []),
         )  # fmt: skip
@@ -145,15 +150,17 @@ def _recent(requests: list[dict[str, Any]], width: int) -> Table:
 
 def _table(first: str, *others: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column(first, no_wrap=True)
-    for name in others:
-        table.add_column(name, no_wrap=True, justify="left" if name in WORDS else "right")
+    for name in (first, *others):
+        names = name in NAMES  # only these become shorter where the terminal is too narrow
+        table.add_column(
+            name, no_wrap=not names, overflow="ellipsis", min_width=len(name), justify="left" if name in (first, *WORDS) else "right"
+        )
     return table
 
 
 def plain(text: str) -> Text:
-    """What a client named: without what a terminal would obey."""
-    return Text("".join(char if char.isprintable() else "·" for char in text))
+    """What a client named, in one word: without what a terminal would obey or a column would break at."""
+    return Text("".join(char if char.isprintable() and char != " " else "·" for char in text[:MAX_NAME]))
 
 
 def _state(word: str) -> Text:
