@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from laya.errors import LayaError, Unavailable
 from laya.gateway.cached import CachedExchange
-from laya.gateway.exchange import JSON_LINE, Exchange
+from laya.gateway.exchange import JSON_LINE
 from laya.gateway.flight import Flight, events_of
 from laya.gateway.local import SSE_LINES
 from laya.gateway.staged import UNREAD, Staged
@@ -75,18 +75,12 @@ class Caching:
 
     def _read_in_worker(self, staged: Staged, asked: tuple, again: tuple) -> None:
         gateway, (_, request, body, plan, *_rest) = self._gateway, again
-        waiting = staged.exchange = Exchange(gateway, staged, request, body, plan)
 
-        def done(question) -> None:
-            if staged.exchange is not waiting:
-                return  # the client left meanwhile
-            if isinstance(question, LayaError):
-                waiting.fail(question)
-                return
+        def then(question: Question | None) -> None:
             staged.question = question
-            gateway.guard(staged, request, body, plan, gateway.dispatch, *again)
+            gateway.dispatch(*again)
 
-        gateway.offload(lambda: self._question(asked), done)
+        gateway.park(staged, request, body, plan, lambda: self._question(asked), then)
 
     # -- answers that are there, or on their way -------------------------------------------------------------------------
 

@@ -160,23 +160,33 @@ class Gateway:
     # -- finding the way -----------------------------------------------------------------------------------------------
 
     def _read_in_worker(self, connection, request, body: bytes, plan: HeadPlan) -> None:
-        waiting = connection.exchange = Exchange(self, connection, request, body, plan)
-
-        def done(result) -> None:
-            if connection.exchange is not waiting:
-                return  # the client left meanwhile
-            if isinstance(result, LayaError):
-                waiting.fail(result)
-                return
-            plain, fields = result
-            if len(plain) > len(body) and not connection.hold(len(plain) - len(body)):
-                waiting.fail(Unavailable("too much data is held in memory just now"))
-                return
-            self.guard(connection, request, plain, plan, self.route, connection, request, plain, plan, fields)
-
         encoding = request.fields.get(b"content-encoding", b"")
         limit = connection.server.limits.max_body_bytes
-        self.offload(lambda: _unpack_and_read(body, encoding, limit, plan.boundary), done)
+
+        def then(read: tuple[bytes, RoutingFields]) -> None:
+            plain, fields = read
+            if len(plain) > len(body) and not connection.hold(len(plain) - len(body)):
+                raise Unavailable("too much data is held in memory just now")
+            self.route(connection, request, plain, plan, fields)
+
+        self.park(connection, request, body, plan, lambda: _unpack_and_read(body, encoding, limit, plan.boundary), then)
+
+    def park(
+        self, connection, request, body: bytes, plan: HeadPlan, work: Callable[[], Any], then: Callable[[Any], None]
+    ) -> None:  # fmt: skip
+        """`then(work())`, where the work is done in the worker and the request keeps its place meanwhile. Nothing more happens
+        for a client that has left; what either raises is the request's answer."""
+        waiting = connection.exchange = Exchange(self, connection, request, body, plan)
+
+        def done(result: Any) -> None:
+            if connection.exchange is not waiting:
+                return  # the client left
+            if isinstance(result, LayaError):
+                waiting.fail(result)
+            else:
+                self.guard(connection, request, body, plan, then, result)
+
+        self.offload(work, done)
 
     def route(self, connection, request, body: bytes, plan: HeadPlan, fields: RoutingFields) -> None:
         """Find the request's way by its model name. Raises LayaError."""

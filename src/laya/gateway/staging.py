@@ -7,15 +7,13 @@ thread's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from laya.config import Config
-from laya.errors import ConfigError, ContextLengthExceeded, InvalidRequest, LayaError, Unavailable
+from laya.errors import ConfigError, ContextLengthExceeded, InvalidRequest, Unavailable
 from laya.gateway.caching import Caching
-from laya.gateway.exchange import Exchange
 from laya.gateway.facts import read_facts
 from laya.gateway.metering import Metering
 from laya.gateway.staged import FILTER_ON_LOOP, Staged
@@ -101,7 +99,9 @@ class Staging:
         if len(body) <= FILTER_ON_LOOP and not customs:
             self._go_on(staged, request, plan, body, job.run())
         else:
-            self._wait(staged, request, plan, body, job.run)
+            self._gateway.park(
+                staged, request, body, plan, job.run, lambda made: self._go_on(staged, request, plan, body, made)
+            )  # fmt: skip
         return None
 
     def check_prompt(self, staged: Staged, key) -> None:
@@ -116,20 +116,6 @@ class Staging:
         """Put a `Staged` before a client's connection."""
         staged = connection.exchange = Staged(self._gateway, connection, request, body, plan)
         return staged
-
-    def _wait(self, staged: Staged, request, plan, body: bytes, work: Callable[[], tuple]) -> None:
-        gateway = self._gateway
-        waiting = staged.exchange = Exchange(gateway, staged, request, body, plan)
-
-        def done(result: Any) -> None:
-            if staged.exchange is not waiting:
-                return  # the client left meanwhile
-            if isinstance(result, LayaError):
-                waiting.fail(result)
-                return
-            gateway.guard(staged, request, body, plan, self._go_on, staged, request, plan, body, result)
-
-        gateway.offload(work, done)
 
     def _go_on(self, staged: Staged, request, plan, body: bytes, made: Preparation) -> None:
         if made.body is not body and not staged.hold(len(made.body)):
