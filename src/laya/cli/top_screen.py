@@ -151,10 +151,9 @@ def _recent(requests: list[dict[str, Any]], width: int) -> Table:
 def _table(first: str, *others: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for name in (first, *others):
-        names = name in NAMES  # only these become shorter where the terminal is too narrow
-        table.add_column(
-            name, no_wrap=not names, overflow="ellipsis", min_width=len(name), justify="left" if name in (first, *WORDS) else "right"
-        )
+        shrinks = name in NAMES  # only these become shorter where the terminal is too narrow
+        side = "left" if name in (first, *WORDS) else "right"
+        table.add_column(name, no_wrap=not shrinks, overflow="ellipsis", min_width=len(name), justify=side)
     return table
 
 
