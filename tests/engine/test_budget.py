@@ -175,3 +175,14 @@ def test_sliding_windows_are_counted_as_the_pool_holds_them():
 def test_a_shape_is_read_from_a_description_with_keys_of_its_own():
     described = msgspec.structs.asdict(MEDIUM) | {"architecture": "llama", "chat_template": True}
     assert shape_of(described) == MEDIUM
+
+
+def test_where_only_memory_is_missing_the_plan_says_how_much():
+    def within(mib: int):
+        memory = Memory(mib << 20, mib << 20)
+        return plan(MEDIUM, settings(device="cpu", device_memory=memory, host_memory=memory))
+
+    made = within(512)
+    (text,) = (s.text for s in made.suggestions)
+    more = int(text.split(" MiB more memory")[0].replace(",", ""))
+    assert not made.fits and within(512 + more).fits and not within(512 + more - 64).fits

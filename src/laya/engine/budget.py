@@ -25,12 +25,16 @@ from laya.engine.footprint import (
     runtime_bytes,
     shape_of,
 )
+from laya.engine.machine import Memory
 
 __all__ = ["ModelShape", "Plan", "PlanSettings", "Shared", "Suggestion", "plan", "shape_of"]
 
 _SMALLEST_WINDOW = 256  # a shorter one is not worth suggesting
 # Enough for two of the largest bodies that are accepted by default.
 _SMALL_BUFFERS = 64 * MIB
+# What is said to be missing is a multiple of this, and 256 GiB at most: beyond that it is the wrong model.
+_STEP = 64 * MIB
+_MOST_STEPS = 4096
 # On a CPU the memory is everybody's: without a size of their own, windows and pool take this part of what is available.
 _AUTO_POOL_PART = 4
 
@@ -187,6 +191,13 @@ def _suggestions(shape: ModelShape, settings: PlanSettings) -> list[Suggestion]:
     if not found and 0 < shape.four_bit_bytes < shape.tensor_bytes:
         if _plan(msgspec.structs.replace(shape, tensor_bytes=shape.four_bit_bytes), settings).fits:
             found.append(Suggestion("a 4-bit variant of this model"))
+    if not found and settings.device == "cpu":
+        memory = settings.device_memory
+        short = _largest(  # steps that are not enough
+            lambda n: not fits(device_memory=Memory(memory.total + n * _STEP, memory.available + n * _STEP)), 0, _MOST_STEPS
+        )
+        if short is not None and short < _MOST_STEPS:
+            found.append(Suggestion(f"{(short + 1) * _STEP // MIB:,} MiB more memory, or a higher limit of the control group"))
     if not found:
         found.append(Suggestion("a smaller model, or llama.cpp as a backend with part of this one's layers on the device"))
     return found
