@@ -30,6 +30,7 @@ _structure = re.compile(rb'["{}\[\]]').search
 _MAX_STRIDE = 64 * 1024  # bytes that one search without a result may take before the interpreter can be given away
 # Bytes of JSON that one call in C reads or writes: it holds the interpreter, and takes 5 ns a byte at worst.
 _PIECE = 64 * 1024
+_twofold = re.compile(rb'\\["\\]').search
 _between_escapes = re.compile(rb"[ \xc0-\xff]").search  # a blank or a character's first byte: neither is part of an escape
 
 
@@ -50,10 +51,16 @@ def plain_view(body: bytes) -> bytes:
     """
     if b"\\" not in body:
         return body
-    # In two steps: the backslash of `\\` must not escape a quote behind it. JSON holds no STX (2) of its own.
-    return b"".join(
-        [piece.replace(b"\\\\", b"\0\2").replace(b'\\"', b"\0\1").replace(b"\2", b"\\") for piece in _pieces(body)]
-    )
+    pieces = list(_pieces(body))
+    changed = [_plain(piece) for piece in pieces]
+    return body if changed == pieces else b"".join(changed)
+
+
+def _plain(piece: bytes) -> bytes:
+    if _twofold(piece) is None:
+        return piece
+    # In two steps: the backslash of `\\\\` must not escape a quote behind it. JSON holds no STX (2) of its own.
+    return piece.replace(b"\\\\", b"\0\2").replace(b'\\"', b"\0\1").replace(b"\2", b"\\")
 
 
 def _pieces(raw: bytes) -> Iterator[bytes]:

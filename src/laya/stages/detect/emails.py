@@ -9,7 +9,8 @@ import re
 
 from laya.stages.detect.window import DIGITS, LETTERS, Span, Window
 
-_LOCAL = frozenset(DIGITS + LETTERS + b".!#$%&'*+-=?^_`{|}~")
+_LOCAL_BYTES = DIGITS + LETTERS + b".!#$%&'*+-=?^_`{|}~"
+_LOCAL = frozenset(_LOCAL_BYTES)
 _MAX_LOCAL = 64  # RFC 5321
 # Labels of 63 at most, eight of them; the last has letters only (or is punycode).
 _DOMAIN = re.compile(
@@ -74,9 +75,8 @@ def _in_url(text: bytes, start: int) -> bool:
 
 def _local_start(text: bytes, at: int) -> int:
     """Where the part before the at sign begins; `at` when there is none."""
-    start, least = at, max(0, at - _MAX_LOCAL)
-    while start > least and text[start - 1] in _LOCAL:
-        start -= 1
+    least = max(0, at - _MAX_LOCAL)
+    start = least + len(text[least:at].rstrip(_LOCAL_BYTES))
     if start == at and text[at - 1] >= 128:  # letters beyond ASCII, up to the next blank or sign
         while start > least and (text[start - 1] >= 128 or text[start - 1] in _LOCAL):
             start -= 1

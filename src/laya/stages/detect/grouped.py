@@ -12,8 +12,6 @@ from laya.stages.detect import checksums, phones
 from laya.stages.detect.cards import is_card
 from laya.stages.detect.window import NEAR, WORD, Span, Window, after_word, before_word
 
-_PAIR = b"00-000"
-_PAIRS = b"00-00-00-00"
 _BACK = 14  # digits and separators of a form that may stand before the place where its shape shows: `1 85 05 7|8 006`
 # One alternative a form, each of bounded length, tried at the beginning of a group.
 _IDENTITIES = re.compile(
@@ -46,74 +44,96 @@ _PHONES = re.compile(
 ).match
 _ANY = re.compile(rb"(?P<announced>\d{2,5}(?:[ .\-]\d{2,8}){1,5})").match  # behind a word such as "phone"
 _PLUS = re.compile(rb"\+\(?[1-9](?:[ .\-()/]{0,2}[0-9]){6,16}").match
-# The lengths of the first two groups of these forms, without those behind a 0. Most chains of digits have others.
-_FIRST_GROUPS = frozenset([
-    (1, 2), (1, 3), (2, 2), (2, 4), (2, 5), (3, 2), (3, 3), (3, 4), (3, 8), (4, 3), (4, 4), (4, 6),
-    (6, 3), (6, 4), (6, 7), (6, 8),
-])  # fmt: skip
-_HEAD = 12  # bytes of a shape that show both lengths; where they do not, the patterns decide
-_first_groups = re.compile(rb"(0+)-{1,2}(0+)").match
-_POSSIBLE: dict[bytes, bool] = {}  # heads seen, of three symbols: what they allow is asked again and again
-_MAX_HEADS = 4096
+# What a shape must look like where a form begins, but for those that begin with 0: the lengths of its first two groups.
+_first_groups = re.compile(
+    rb"""
+    (?: 0[\-.]{1,2}(?:00|000) | 00[\-.]{1,2}(?:00|0000|00000) | 000[\-.]{1,2}(?:00|000|0000|00000000)
+      | 0000[\-.]{1,2}(?:000|0000|000000) | 000000[\-.]{1,2}(?:000|0000|000000?0|0{8}|0{10,13})
+    )(?!0)
+    """,
+    re.X,
+).match
+_word_begins = re.compile(rb"0++[a-z_][a-z0_]").match  # one letter may be a check sign
+_next_group = re.compile(rb"[\-.]0").search
 _SEPARATORS = b" .-()/+"
 Out = list[Span]
 
 
 def find_grouped(window: Window, out: Out) -> None:
-    """Chains of short groups, each looked at from its beginning."""
-    _chains(window, _PAIR, out)
-    _chains(window, _PAIRS, out)
+    """Chains of short groups. Each is looked at from its beginning, once for each of the shapes that it may show."""
+    _chains(window, b"00-000", 3, _ends_there, out)
+    _chains(window, b"000.000", 4, _goes_on_there, out)
+    _chains(window, b"00-00-00-00", 3, _begins_with_zero, out)
+    _chains(window, b"00.00.00.00", 3, _begins_with_zero, out)
 
 
-def _chains(window: Window, needle: bytes, out: Out) -> None:
-    shape, base, text = window.numbers, window.base, window.text
-    find, pairs, second = shape.find, needle is _PAIR, base + 2
+def _chains(window: Window, needle: bytes, second: int, holds: Callable[[Window, int], bool], out: Out) -> None:
+    """Places of `needle`, whose second group begins at `second`, where `holds`."""
+    find, base = window.shape.find, window.base
     limit, done = window.end - base, 0
     at = find(needle, window.start - base)
     while 0 <= at < limit:
-        # Two groups with a dot between are mostly a decimal fraction or an address: the forms looked for have a third.
-        if pairs and text[second + at] == 46 and (shape[at - 1] != 48 or b"-" not in shape[at + 6 : at + 8]):
-            at = find(needle, at + 3)
-            continue
-        end = 0
-        if pairs or _begins_with_pair(shape, at, text[base + at]):
-            start = max(done, at - _BACK, shape.rfind(b"x", at - _BACK if at > _BACK else 0, at) + 1)
-            if shape[start] != 48 or (start and shape[start - 1] == 48):
-                start = shape.find(b"-0", start, at + 1) + 1 or at
-            while start <= at:
-                if (
-                    _POSSIBLE.get(shape[start : start + _HEAD]) is False and text[base + start] != 48
-                    and shape.rfind(b"0", start - NEAR if start > NEAR else 0, start) >= 0
-                    and base + start - window.phone_end > NEAR
-                ):  # fmt: skip
-                    span = None  # as most chains in tables of numbers
-                else:
-                    span = _read(window, text, base + start)
-                if span is not None:
-                    out.append(span)
-                    end = span[1] - base
-                    if span[2] == "phone":
-                        window.phone_end = span[1]
-                    break
-                start = shape.find(b"-0", start, at + 1) + 1 or limit
-        done = end or at + 3  # behind the pair: a form may begin with its second group
-        at = find(needle, end or at + 1)
+        if holds(window, at):
+            end = _chain(window, at, done, out)
+            done = end or at + second  # behind the pair: a form may begin with its second group
+            at = find(needle, end or at + 1)
+        else:
+            at = find(needle, at + second)
 
 
-def _begins_with_pair(shape: bytes, at: int, first: int) -> bool:
+def _ends_there(window: Window, at: int) -> bool:
+    """The second group is no beginning of a word, as where a hash follows a number."""
+    return _word_begins(window.shape, at + 3) is None
+
+
+def _goes_on_there(window: Window, at: int) -> bool:
+    """Two groups with a dot between are mostly a decimal fraction: the forms looked for have a third."""
+    behind = window.shape[at + 7 : at + 9]
+    return b"." in behind or b"-" in behind
+
+
+def _begins_with_zero(window: Window, at: int) -> bool:
     """Four pairs, of a number that begins with the first of them, and that with 0: else they are of a date."""
-    return first == 48 and (at == 0 or shape[at - 1] != 48)
+    return window.text[window.base + at] == 48 and (at == 0 or window.shape[at - 1] != 48)
 
 
-def _read(window: Window, text: bytes, start: int) -> Span | None:
+def _chain(window: Window, at: int, done: int, out: Out) -> int:
+    """Look for a form that begins with a group of the chain around `at` and before that place; the end of the one that was
+    found, 0 for none."""
+    shape, base = window.shape, window.base
+    ahead = shape[at - _BACK if at > _BACK else 0 : at]
+    start = max(done, at - len(ahead) + len(ahead.rstrip(b"0-.ab")))  # with the letters of French numbers
+    if shape[start] != 48 or (start and shape[start - 1] == 48):
+        start = _next(shape, start, at + 1)
+    while 0 <= start <= at:
+        span = _read(window, base + start)
+        if span is not None:
+            out.append(span)
+            if span[2] == "phone":
+                window.phone_end = span[1]
+            return span[1] - base
+        start = _next(shape, start, at + 1)
+    return 0
+
+
+def _next(shape: bytes, start: int, end: int) -> int:
+    """Where the next group begins, -1 for none."""
+    found = _next_group(shape, start, end)
+    return -1 if found is None else found.start() + 1
+
+
+def _read(window: Window, start: int) -> Span | None:
     """The number whose first group begins at `start`."""
+    text, shape, at = window.text, window.shape, start - window.base
+    possible = text[start] == 48 or _first_groups(shape, at) is not None
+    if not possible and shape.rfind(b"0", at - NEAR if at > NEAR else 0, at) >= 0 and not window.follows_phone(start):
+        return None  # as most chains in tables of numbers
     before = text[start - 1] if start else 32
     if before in WORD and after_word(text, start):
         return None
     if before in b".-/" and text[start - 2 : start - 1].isalnum() and window.phone_end != start - 1:
         return None
-    head = window.numbers[start - window.base : start - window.base + _HEAD]
-    if text[start] == 48 or _POSSIBLE.get(head) or (head not in _POSSIBLE and _is_possible(head)):
+    if possible:
         found = _IDENTITIES(text, start)
         if found is not None and (span := _checked_span(window, found, start, _ID_CHECKS)) is not None:
             return span
@@ -123,17 +143,6 @@ def _read(window: Window, text: bytes, start: int) -> Span | None:
     if phones.may_be_announced(window, start) and (found := _ANY(text, start)) is not None:
         return _checked_span(window, found, start, _ANY_CHECKS)
     return None
-
-
-def _is_possible(head: bytes) -> bool:
-    """A form may begin with groups of these lengths (those that begin with 0 are not asked about)."""
-    if len(_POSSIBLE) >= _MAX_HEADS:
-        _POSSIBLE.clear()
-    groups = _first_groups(head)
-    answer = _POSSIBLE[head] = groups is not None and (
-        groups.end() == len(head) or (len(groups[1]), len(groups[2])) in _FIRST_GROUPS
-    )
-    return answer
 
 
 def _checked_span(window: Window, found: re.Match[bytes], start: int, checks: dict[str, Callable]) -> Span | None:
@@ -156,7 +165,7 @@ def read_bracketed(window: Window, at: int) -> Span | None:
     """The number whose last group begins at `at`, behind an area code in brackets."""
     text = window.text
     opened = text.rfind(b"(", max(0, at - 9), at)
-    return _read(window, text, opened + 1) if opened >= 0 and text[opened + 1 : opened + 2].isdigit() else None
+    return _read(window, opened + 1) if opened >= 0 and text[opened + 1 : opened + 2].isdigit() else None
 
 
 def find_international(window: Window, out: Out) -> None:

@@ -2,10 +2,11 @@
 
 In: a window. Out: spans. Pure, any thread.
 
-Candidates are found in the number shape: eight digits in a row; a capital and six digits; two digits, a separator and three
-digits; four pairs. Each form that is looked for holds one of the four. What stands at a candidate is then read by one bounded
-pattern or none, and checked: by its check digits, by its grouping, or by a word in front of it. The time is linear: a
-candidate costs a bounded amount.
+Candidates are found in the shape: eight digits in a row; a letter and six digits; two or three groups of digits
+(`grouped.py`). Each form that is looked for holds one of them. What can be said by the bytes around it alone, as for most runs
+of digits in hashes and behind `id=`, is said within the search. What stands at a candidate is then read by one bounded pattern
+or none, and checked: by its check digits, by its grouping, or by a word in front of it. The time is linear: a candidate costs a
+bounded amount.
 """
 
 from __future__ import annotations
@@ -15,16 +16,28 @@ from collections.abc import Callable
 
 from laya.stages.detect import checksums, grouped, phones
 from laya.stages.detect.cards import is_card
-from laya.stages.detect.window import CAPITALS, LETTERS, NEAR, Span, Window, after_word, before_word
+from laya.stages.detect.window import CAPITALS, NEAR, Span, Window, after_word, before_word
 
-_EIGHT = b"00000000"
-_CAPITAL_SIX = b"A000000"
 _NAMED = frozenset({8, 9, 10, 12})
-_SIGNS = frozenset(b" =:#")
-_LETTERS = frozenset(LETTERS)
 _NAMING = phones.ENDINGS | {b"sn", b"ar", b"ai", b"is"}  # and the ends of the names of identity numbers of these lengths
 _MAX_SOLID = 19  # the longest card number; longer runs of digits are none of ours
-_solid_end = re.compile(rb"0+").match
+# Runs of digits in a shape. The zeros at its beginning are spelled out: what is literal is searched for quickly.
+_runs = re.compile(
+    rb"""
+    000000(?<!0{7})
+    (?: 00 (?<![a-z0_]{2}[a-z_]0{8})  # not inside a word: a letter may be of `\n`, and another of a Taiwanese number
+        (?: (?=000(?!0)|00000)  # eleven digits, thirteen and more: they may speak for themselves
+          | (?=-?[a-z](?![a-z0_]))  # Spanish
+          | (?<![a-z][\-=:\#]0{8}) | (?<=(?:%b)[\-=:\#]0{8})  # not behind one sign and a word that announces none (`id=`)
+        )
+        0*+ (?![a-z_][a-z0_])
+      | (?<=[a-z]0{6}) (?<![a-z0_]{3}[a-z]0{6})
+        (?: (?=-[0a]-|[a-d](?![a-z0_])) | 0(?=[a-z](?![a-z0_])) )  # six or seven digits: from Hong Kong, British, Spanish ...
+    )
+    """
+    % b"|".join(sorted(ending for ending in _NAMING if len(ending) == 2)),
+    re.X,
+).finditer
 _HONG_KONG = re.compile(rb"\(([0-9Aa])\)")
 _letter = frozenset(CAPITALS).__contains__
 
@@ -34,47 +47,34 @@ Out = list[Span]
 
 def find_numbers(window: Window, out: Out) -> None:
     _solid(window, out)
-    _lettered(window, out)
     grouped.find_grouped(window, out)
     grouped.find_international(window, out)
 
 
 def _solid(window: Window, out: Out) -> None:
-    """Runs of eight or more digits, each looked at once."""
-    shape, base, text = window.numbers, window.base, window.text
-    find, rfind, run_end = shape.find, shape.rfind, _solid_end
-    at, limit, size = find(_EIGHT, window.start - base), window.end - base, len(shape)
-    while 0 <= at < limit:
-        end = run_end(shape, at).end()
+    """Runs of digits, each looked at once."""
+    shape, base = window.shape, window.base
+    limit = window.end - base
+    for found in _runs(shape, window.start - base):
+        at, end = found.span()
+        if at >= limit:
+            return
         length, start = end - at, base + at
-        # Most numbers of these lengths need a word in front of them, and have another number or another word there.
-        if not (
-            length in _NAMED and shape[at - 1] != 65 and (end == size or shape[end] != 65)
-            and (  # one sign, and before it a word that announces none (`id=`); or another number
-                (
-                    text[start - 1] in _SIGNS and text[start - 2] in _LETTERS
-                    and text[start - 3 : start - 1].lower() not in _NAMING
-                )
-                or rfind(b"0", at - NEAR if at > NEAR else 0, at) >= 0
-            )
-            and text[start - 1] != 41 and text[start - 2] != 41 and start - window.phone_end > NEAR
-        ):  # fmt: skip
-            if length <= _MAX_SOLID and not (at and shape[at - 1] == 48):  # else it began in the window before
-                _keep(window, _BY_LENGTH[length](window, start, base + end), out)
-        at = find(_EIGHT, end)
+        if length in _NAMED and _behind_a_number(window, at, end):
+            continue
+        if length <= _MAX_SOLID:
+            _keep(window, _BY_LENGTH[length](window, start, base + end), out)
 
 
-def _lettered(window: Window, out: Out) -> None:
-    """Six and seven digits behind a capital."""
-    shape, base = window.numbers, window.base
-    at, limit = shape.find(_CAPITAL_SIX, window.start - base), window.end - base
-    while 0 <= at < limit:
-        start = at + 1
-        end = _solid_end(shape, start).end()
-        if end - start < 8:
-            check = _six if end - start == 6 else _seven
-            _keep(window, check(window, base + start, base + end), out)
-        at = shape.find(_CAPITAL_SIX, end)
+def _behind_a_number(window: Window, at: int, end: int) -> bool:
+    """No word announces a run of the shape, since another number stands there: only letters of its own could tell."""
+    shape, base, text = window.shape, window.base, window.text
+    if shape.rfind(b"0", at - NEAR if at > NEAR else 0, at) < 0:
+        return False
+    start = base + at
+    if text[start - 1] == 41 or text[start - 2] == 41 or window.follows_phone(start):
+        return False
+    return not (_letter(text[start - 1]) or (end < len(shape) and _letter(text[base + end])))
 
 
 def _keep(window: Window, span: Span | None, out: Out) -> None:
@@ -237,5 +237,6 @@ def _none(window: Window, start: int, end: int) -> Span | None:
 
 
 _BY_LENGTH: tuple[Check, ...] = (
-    *[_none] * 8, _eight, _nine, _ten, _eleven, _twelve, _thirteen, _card, _fifteen, _card, _seventeen, _eighteen, _card,
+    *[_none] * 6, _six, _seven, _eight, _nine, _ten, _eleven, _twelve, _thirteen, _card, _fifteen, _card, _seventeen, _eighteen,
+    _card,
 )  # fmt: skip

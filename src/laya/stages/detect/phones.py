@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from laya.stages.detect.window import NEAR, Window
+from laya.stages.detect.window import Window
 
 # Country calling codes: how many digits a national number has there. The others have between seven and twelve.
 _NATIONAL = {
@@ -94,7 +94,7 @@ def national(digits: bytes) -> bool:
 
 def may_be_announced(window: Window, start: int) -> bool:
     """What stands before a number does not rule out that a word announces it."""
-    if 0 <= start - window.phone_end <= NEAR:
+    if window.follows_phone(start):
         return True
     word = window.text[max(0, start - 10) : start].rstrip(_SIGNS)[-2:]
     return word.lower() in ENDINGS or word[-1:] >= b"\x80"
@@ -105,6 +105,6 @@ def is_announced(window: Window, start: int, digits: bytes) -> bool:
     no mere sequence. Ask `may_be_announced` first."""
     if not 7 <= len(digits) <= 12 or len(set(digits)) <= 2 or digits in b"01234567890123456789":
         return False
-    if 0 <= start - window.phone_end <= NEAR and _LISTED(window.text, window.phone_end, start):
+    if window.follows_phone(start) and _LISTED(window.text, window.phone_end, start):
         return True
     return any(word_announces(gap) for _, gap, _ in window.before(start, ("phone",)))

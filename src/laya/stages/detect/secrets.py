@@ -3,14 +3,15 @@
 
 In: a window. Out: spans. Pure, any thread.
 
-Candidates are runs of 16 and more bytes of a token's alphabet, found in the token shape; short passwords by the words in front
-of them; key blocks by their first line. Each is then read by bounded patterns.
+Candidates are runs of 16 and more bytes of a token's alphabet; short passwords by the words in front of them; key blocks by
+their first line. Each is then read by bounded patterns.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 
 from laya.stages.detect import checksums
 from laya.stages.detect.window import Span, Window
@@ -56,7 +57,8 @@ _SHORT = re.compile(
     rb"(?:=>|:=|=|:|\xef\xbc\x9a|\xe6\x98\xaf(?:\xef\xbc\x9a)?|\xe4\xb8\xba|is:? )[ \t\\]{0,8}[\"'`\x00\x01\\]{0,6}",
     re.I,
 ).match
-_SHORT_WORDS = (b"pass", b"pwd", b"\xe5\xaf\x86\xe7\xa0\x81", b"\xe5\x8f\xa3\xe4\xbb\xa4")
+_word_of_p = re.compile(rb"p(?:ass|wd|rivate-key)").finditer  # in a shape, where a blank is -
+_chinese_password = re.compile(rb"\xe5(?:\xaf\x86\xe7\xa0\x81|\x8f\xa3\xe4\xbb\xa4)").finditer
 # Not a value but a hole to put one in, or the way to one.
 _BLANKED = re.compile(
     rb"(?i)your|xxxx|\*\*\*|\.\.\.|example[_\-]|placeholder|changeme|redacted|\$|%[sd]|process\.env|environ|getenv"
@@ -66,7 +68,8 @@ _CODE = re.compile(
 ).match
 _FISCAL = re.compile(rb"(?i)[A-Z]{6}\d\d[A-EHLMPRST]\d\d[A-Z]\d{3}[A-Z]").fullmatch
 _CURP = re.compile(rb"(?i)[A-Z]{4}\d{6}[HMX][A-Z]{5}[A-Z0-9]\d").fullmatch
-_BEGIN = b"-----BEGIN"  # no blank behind it: the search skips by how rare the last byte is
+_BEGIN = b"-----BEGIN "
+_MAX_TYPE = len(_BEGIN) + 3 * 13  # before `PRIVATE KEY`
 _KEY_BLOCK = re.compile(rb"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----").match
 _KEY_END = re.compile(rb"-----END (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----").search
 _MAX_BLOCK = 16 * 1024  # an RSA key of 16,384 bits with room
@@ -77,7 +80,6 @@ _MIN_ENTROPY = 3.0  # bits a character: a hexadecimal key has 3.5 to 4, words of
 def find_secrets(window: Window, out: list[Span]) -> None:
     _runs(window, out)
     _passwords(window, out)
-    _blocks(window, out)
 
 
 def find_lettered(window: Window, out: list[Span]) -> None:
@@ -85,24 +87,28 @@ def find_lettered(window: Window, out: list[Span]) -> None:
     text = window.text
     for start, end in window.runs:
         length = end - start
-        if length == 16 and _FISCAL(text, start, end) and checksums.italian(text[start:end]):
-            out.append((start, end, "id"))
-        elif length == 18 and _CURP(text, start, end) and checksums.mexican(text[start:end]):
-            out.append((start, end, "id"))
+        if (length == 16 or length == 18) and text[start] > 57:  # it begins with a letter
+            if length == 16 and _FISCAL(text, start, end) and checksums.italian(text[start:end]):
+                out.append((start, end, "id"))
+            elif length == 18 and _CURP(text, start, end) and checksums.mexican(text[start:end]):
+                out.append((start, end, "id"))
 
 
 def _runs(window: Window, out: list[Span]) -> None:
-    text = window.text
+    text, slash = window.text, -1
     for start, end in window.runs:
         if text[start : start + 2] in _BEGINNINGS and (token := _TOKENS(text, start)) is not None:
             if _keylike(token[0]):
                 out.append((start, token.end(), "secret"))
                 continue
-        searched = end if end - start < _SEARCHED else start + _SEARCHED
-        inner = text.find(b"/", start, searched)
-        if inner >= 0 and _in_path(text, inner, searched, out):
+        if slash < start:
+            slash = text.find(b"/", start, window.end + _SEARCHED)
+            if slash < 0:
+                slash = len(text)
+        if slash < end and slash < start + _SEARCHED and _in_path(text, slash, min(end, start + _SEARCHED), out):
             continue
-        if start > 1 and text[start - 1] in _AHEAD and (text[start - 1] != 32 or text[start - 2] in _BEFORE_BLANK):
+        before = text[start - 1] if start > 1 else 0
+        if before in _AHEAD and (before != 32 or text[start - 2] in _BEFORE_BLANK):
             ahead = text[max(0, start - 5) : start]
             if b"=" in ahead or b":" in ahead or ahead[-2:] in _BEARER or ahead.rstrip(b" ")[-2:] in _CHINESE_IS:
                 name = text[max(0, start - 12) : start].rstrip(_SIGNS)
@@ -163,18 +169,28 @@ def entropy(value: bytes) -> float:
 
 
 def _passwords(window: Window, out: list[Span]) -> None:
-    text, lower, base = window.text, window.lower, window.base
-    limit = window.end - base
-    for word in _SHORT_WORDS if not window.cut.isascii() else _SHORT_WORDS[:2]:
-        at = lower.find(word, window.start - base)
-        while 0 <= at < limit:
-            found = _SHORT(text, base + at)
-            if found is not None:
-                value = _VALUE(text, found.end())
-                if value is not None and _is_password(given := value[0].rstrip(b".,:;?")):
-                    out.append((found.end(), found.end() + len(given), "secret"))
-                    at = found.end() + len(given) - base - len(word)  # the value is not searched itself
-            at = lower.find(word, at + len(word))
+    """Behind words for them, and private keys, whose name begins with the same letter."""
+    shape, begin = window.shape, window.start - window.base
+    _values_behind(window, _word_of_p(shape, begin), out)
+    if not shape.isascii():
+        _values_behind(window, _chinese_password(shape, begin), out)
+
+
+def _values_behind(window: Window, words: Iterator[re.Match[bytes]], out: list[Span]) -> None:
+    """`words` are found in the shape."""
+    text, base, at = window.text, window.base, 0
+    for word in words:
+        start = base + word.start()
+        if start >= window.end:
+            return
+        if start < at:
+            continue  # a value is not searched itself
+        if text[start + 1] == 82:  # of `PRIVATE KEY`
+            at = _block(text, start, out)
+        elif (found := _SHORT(text, start)) is not None and (value := _VALUE(text, found.end())) is not None:
+            if _is_password(given := value[0].rstrip(b".,:;?")):
+                at = found.end() + len(given)
+                out.append((found.end(), at, "secret"))
 
 
 def _is_password(value: bytes) -> bool:
@@ -187,15 +203,13 @@ def _is_password(value: bytes) -> bool:
     return (letters and (digits or signs)) or (digits and (signs or len(value) >= 6))
 
 
-def _blocks(window: Window, out: list[Span]) -> None:
-    text = window.text
-    at = text.find(_BEGIN, window.start, window.end)
-    while at >= 0:
-        end = at + len(_BEGIN)
-        head = _KEY_BLOCK(text, at)
-        if head is not None:
-            stop = min(len(text), at + _MAX_BLOCK)
-            found = _KEY_END(text, head.end(), stop) or _BODY(text, head.end(), stop) or head
-            end = found.end()
-            out.append((at, end, "secret"))
-        at = text.find(_BEGIN, end, window.end) if end < window.end else -1
+def _block(text: bytes, name: int, out: list[Span]) -> int:
+    """The key block in whose first line the name stands; its end, 0 where there is none."""
+    begin = text.rfind(_BEGIN, max(0, name - _MAX_TYPE), name)
+    head = _KEY_BLOCK(text, begin) if begin >= 0 else None
+    if head is None:
+        return 0
+    stop = min(len(text), begin + _MAX_BLOCK)
+    found = _KEY_END(text, head.end(), stop) or _BODY(text, head.end(), stop) or head
+    out.append((begin, found.end(), "secret"))
+    return found.end()

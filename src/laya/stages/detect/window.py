@@ -1,13 +1,12 @@
 """A slice of a text that is looked at, and the words around a place in it.
 
 In: UTF-8 text (or JSON in which `\\\\` and `\\"` were made plain, see `redact_json`), cut into windows. Out: for each window
-what the detectors search: the text, its digit shape, its token shape. Pure, any thread.
-
-A window is small because each search in C holds the interpreter: 64 KiB take well below a millisecond.
+what the detectors search: the text, its shape, its runs of a token's alphabet. Pure, any thread.
 
 Why the searches are on shapes. A shape is the text with each byte replaced by its class (`bytes.translate`, over 1 GB/s), in
-which a fixed string such as six digits in a row is found by skipping (`bytes.find`, 0.4 to 3 GB/s). An automaton of all
-keywords over the whole text is several times slower, so Aho-Corasick reads only the few bytes in front of a candidate.
+which a fixed string such as six digits in a row is found by skipping (`bytes.find`, and the literal beginning of a pattern of
+`re`: 0.4 to 3 GB/s). An automaton of all keywords over the whole text is several times slower, so Aho-Corasick reads only the
+few bytes in front of a candidate.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from collections.abc import Iterator
 
 import ahocorasick
 
-WINDOW_BYTES = 64 * 1024
+# Below 30,000 bytes with its margins `bytes.find` takes its quicker way; and a search in C holds the interpreter for 0.1 ms.
+WINDOW_BYTES = 28 * 1024
 LEFT = 64  # bytes before a window that walking back may need: the longest number with its separators
 RIGHT = 64  # bytes behind it, in which a candidate that begins at its end still shows its shape
 NEAR = 5  # bytes before a number in which another one shows that no word announces this one
@@ -25,20 +25,16 @@ TAIL = 48  # how far before a value its keyword may stand: `"client_secret" => "
 Span = tuple[int, int, str]
 
 
-def _table(classes: dict[bytes, bytes], other: bytes) -> bytes:
-    table = bytearray(other * 256)
-    for members, mark in classes.items():
-        for byte in members:
-            table[byte] = mark[0]
-    return bytes(table)
-
-
 DIGITS = b"0123456789"
 CAPITALS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 LETTERS = b"abcdefghijklmnopqrstuvwxyz" + CAPITALS
-_NUMBER_SHAPE = _table({DIGITS: b"0", b" -.()/": b"-", CAPITALS: b"A"}, b"x")
-_TOKEN_SHAPE = _table({DIGITS + LETTERS + b"_-/+": b"a"}, b" ")
-_LOWER = bytes(range(256)).lower()
+
+
+# Digits are 0, what separates groups of them is - (but for the dot: most dots between digits are of decimal fractions), letters
+# are small.
+_SHAPE = bytes(range(256)).lower().translate(bytes.maketrans(DIGITS + b" ()/", b"0000000000----"))
+_TOKENS = frozenset(DIGITS + LETTERS + b"_-/+")
+_TOKEN_SHAPE = bytes([97 if byte in _TOKENS else 32 for byte in range(256)])
 _RUN = b"a" * 16  # the shortest key with a prefix that is known, less one
 WORD = frozenset(DIGITS + LETTERS + b"_")
 _ESCAPED = frozenset(b"nrtbf")
@@ -83,9 +79,9 @@ _WORDS = _automaton()
 
 
 class Window:
-    """Bytes `start` to `end` of `text` (absolute); `cut` and its shapes begin at `base`."""
+    """Bytes `start` to `end` of `text` (absolute); `cut` and `shape` begin at `base`."""
 
-    __slots__ = ("text", "start", "end", "base", "cut", "numbers", "phone_end", "_lower", "_runs")
+    __slots__ = ("text", "start", "end", "base", "cut", "shape", "phone_end", "_runs")
 
     def __init__(self, text: bytes, start: int, end: int) -> None:
         self.text = text
@@ -93,16 +89,9 @@ class Window:
         self.end = end
         self.base = max(0, start - LEFT)
         self.cut = text if end - self.base >= len(text) else text[self.base : end + RIGHT]
-        self.numbers = self.cut.translate(_NUMBER_SHAPE)
+        self.shape = self.cut.translate(_SHAPE)
         self.phone_end = -9  # where the last telephone number ended: the next of a list needs no word of its own
         self._runs: list[tuple[int, int]] | None = None
-        self._lower: bytes | None = None
-
-    @property
-    def lower(self) -> bytes:
-        if self._lower is None:
-            self._lower = self.cut.translate(_LOWER)
-        return self._lower
 
     @property
     def runs(self) -> list[tuple[int, int]]:
@@ -113,23 +102,30 @@ class Window:
 
     def _find_runs(self) -> list[tuple[int, int]]:
         shape, base, text, found = self.cut.translate(_TOKEN_SHAPE), self.base, self.text, []
-        at, limit, size = shape.find(_RUN, self.start - base), self.end - base, len(shape)
+        find, limit, size = shape.find, self.end - base, len(shape)
+        begin = self.start - base
+        if begin and shape[begin - 1] == 97:  # a run that began in the window before
+            begin = find(b" ", begin)
+        at = find(_RUN, begin) if begin >= 0 else -1
         while 0 <= at < limit:
-            end = shape.find(b" ", at)
+            end = find(b" ", at + 16)
             if end < 0:
                 end = size
-            if not at or shape[at - 1] == 32:  # else it began in the window before
-                start = base + at
-                if start and text[start - 1] == 92 and text[start] in _ESCAPED:
-                    start += 1  # the letter of an escape
-                found.append((start, base + end))
-            at = shape.find(_RUN, end)
+            start = base + at
+            if text[start] in _ESCAPED and start and text[start - 1] == 92:
+                start += 1  # the letter of an escape
+            found.append((start, base + end))
+            at = find(_RUN, end)
         return found
 
     def may_be_named(self, at: int) -> bool:
         """A name may stand before the number at `at`: no other number stands right there."""
         place = at - self.base
-        return self.numbers.rfind(b"0", place - NEAR if place > NEAR else 0, place) < 0
+        return self.shape.rfind(b"0", place - NEAR if place > NEAR else 0, place) < 0
+
+    def follows_phone(self, at: int) -> bool:
+        """The last telephone number ended right before `at`."""
+        return 0 <= at - self.phone_end <= NEAR
 
     def before(self, at: int, tags: tuple[str, ...]) -> Iterator[tuple[str, bytes, int]]:
         """Keywords of these tags that end at most `TAIL` bytes before `at`, nearest first: (tag, the text between in lower
