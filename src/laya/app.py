@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from laya import __version__, dependencies
 from laya.config import Config
-from laya.config.roles import work_folder
+from laya.config.roles import unreachable, work_folder
 from laya.errors import StartError
 from laya.gateway.access import Access
 from laya.gateway.backends import Backend
@@ -164,7 +164,10 @@ async def _serve(config: Config, role: str, log: Log, read: Callable[[], Config]
     if not loopback and not config.auth.keys:
         key = "inference.listen_key" if role == "engine" else "auth.keys"
         log.event("warning", "open_to_all", text=f"no {key} off loopback: all who reach this address may use it")
-    log.event("info", "listening", version=__version__, role=role, addresses=server.addresses, compiled=COMPILED,
+    for name in unreachable(config, role):
+        log.event("warning", "unreachable", engine=name, text="it has no listen address, so this router sends nothing to it")
+    page = next((f"{address}/ui" for address in server.addresses if not address.startswith("unix:")), None)
+    log.event("info", "listening", version=__version__, role=role, addresses=server.addresses, page=page, compiled=COMPILED,
               seconds=round(time.perf_counter() - began, 3))  # fmt: skip
     gc.freeze()  # what start-up made stays for good: the collector need not walk it under traffic
     for engine in engines.values():

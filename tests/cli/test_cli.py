@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from laya import __version__
-from laya.cli.main import COMMANDS, main
+from laya.cli.main import COMMANDS, main, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = """
@@ -113,7 +113,32 @@ def test_a_bad_file_is_one_line_and_code_78(place, text, part, argv):
 
 def test_a_router_with_nothing_to_send_to_says_so(place, capsys):
     assert main(["router"]) == 78
-    assert "there is nothing to send to" in one_line(capsys.readouterr().err)
+    assert "there is nothing to send to" in (said := one_line(capsys.readouterr().err)) and "name a file with --config" in said
+
+
+def test_a_router_whose_routes_all_lead_to_an_engine_without_an_address_says_so(place, capsys):
+    text = "backends: {b: {url: 'http://127.0.0.1:9/v1'}}\ninference: {model: m.gguf}\nroutes: [{match: small, to: local}]\n"
+    (place / "laya.yaml").write_text(text)
+    assert main(["router"]) == 78
+    assert "no route to a backend, and no listen address for local" in one_line(capsys.readouterr().err)
+
+
+def test_a_fallback_to_what_a_route_matches_is_told_to_name_it(place, capsys):
+    (place / "laya.yaml").write_text(
+        "backends: {b: {url: 'http://127.0.0.1:9/v1'}}\nroutes: [{match: small, to: b}, {match: big, to: b, fallback: [small]}]\n"
+    )
+    assert main(["check"]) == 78
+    assert "small, which routes[0] matches but is not named" in (said := one_line(capsys.readouterr().err)) and "name: small" in said
+
+
+def test_the_executable_without_an_engine_serves_as_a_router(monkeypatch):
+    import sys
+
+    from laya.cli import onefile
+
+    monkeypatch.setattr(sys, "_MEIPASS", "/unpacked", raising=False)
+    monkeypatch.setattr(onefile.importlib.util, "find_spec", lambda name: None)
+    assert parse([]).command == "router" and parse(["check"]).command == "check"
 
 
 def test_a_bad_variable_is_one_line_and_code_78(place, capsys, monkeypatch):

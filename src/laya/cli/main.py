@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from laya import __version__, dependencies
 from laya.cli import exits
+from laya.cli.onefile import router_alone
 from laya.errors import StartError
 
 # name -> what --help says; the module of the same name has the rest and is loaded only when its turn comes.
@@ -52,10 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """No command means serve. Ends the process with code 2, or with 0 for --help and --version."""
+    """No command means serve, or router in the executable without an engine.
+
+    Ends the process with code 2, or with 0 for --help and --version."""
     named = _first_word(argv)
     if named is None and not {"-h", "--help", "--version"} & set(argv):
-        argv = ["serve", *argv]
+        argv = ["router" if router_alone() else "serve", *argv]
     parser = argparse.ArgumentParser(
         prog="laya",
         description="An LLM router and an in-process inference engine. Without a command: serve.",

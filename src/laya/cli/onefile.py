@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib.util
 import os
 import shutil
 import signal
@@ -22,6 +23,11 @@ def settle() -> None:
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
     os.setpgid(0, 0)
     atexit.register(_clear_away, parent, folder)
+
+
+def router_alone() -> bool:
+    """Whether this is the small executable, which has no engine: it serves as a router where no command is named."""
+    return hasattr(sys, "_MEIPASS") and importlib.util.find_spec("torch") is None
 
 
 def _clear_away(parent: int, folder: str) -> None:

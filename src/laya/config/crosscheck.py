@@ -137,10 +137,10 @@ def _routes(config: Config, root: Node) -> None:
             _refuse(root, (*path, "name"), f"the name {route.name} twice", "a name of its own for each route")
         if route.name is not None:
             seen.add(route.name)
-        _route(route, path, root, targets, names)
+        _route(config, route, path, root, targets, names)
 
 
-def _route(route: RouteConfig, path: Path, root: Node, targets: set[str], names: set[str]) -> None:
+def _route(config: Config, route: RouteConfig, path: Path, root: Node, targets: set[str], names: set[str]) -> None:
     last = len(route.classify) - 1
     if not route.to and (not route.classify or route.classify[last].when is not None):
         _refuse(root, path, "no target for every request", "to, or a last rule of classify without when")
@@ -153,9 +153,18 @@ def _route(route: RouteConfig, path: Path, root: Node, targets: set[str], names:
         _targets(rule.to, (*path, "classify", place, "to"), root, targets)
     for place, other in enumerate(route.fallback):
         if other not in names:
+            _unnamed(config, root, (*path, "fallback", place), other)
             _unknown(root, (*path, "fallback", place), "route", other, names)
         if other == route.name:
             _refuse(root, (*path, "fallback", place), "the route itself", "another route")
+
+
+def _unnamed(config: Config, root: Node, path: Path, wanted: str) -> None:
+    """A fallback goes to a route by its name; what it matches is easily taken for that."""
+    for index, route in enumerate(config.routes):
+        if route.name is None and wanted in route.match:
+            found = f"{wanted}, which routes[{index}] matches but is not named"
+            _refuse(root, path, found, f"a route's name; give it name: {wanted}")
 
 
 def _targets(items: tuple[TargetConfig, ...], path: Path, root: Node, known: set[str]) -> None:

@@ -100,6 +100,11 @@ def _engine_backend(name: str, engine: EngineConfig, server: ServerConfig, sever
     )  # fmt: skip
 
 
+def unreachable(config: Config, role: str) -> list[str]:
+    """Engines of the file that a router can send nothing to."""
+    return [name for name, engine in config.engines_by_name().items() if engine.listen is None] if role == "router" else []
+
+
 def is_link(config: Config, name: str) -> bool:
     """Of a router's backend: it is an engine process of this configuration."""
     return name not in config.backends
