@@ -190,7 +190,7 @@ def main() -> int:
         for name, result in results.items():
             plan, peak = result["plan_bytes"] >> 20, result["peak_bytes"] >> 20
             print(f"{name}\n  plan {plan} MiB, peak {peak} MiB: {result['ratio']:.1%}")
-    return 1 if any(ratio > 1.0 for ratio in ratios.values()) else 0  # memory that no plan had is a fault; a loose plan is a finding
+    return 1 if any(ratio > 1.0 for ratio in ratios.values()) else 0  # more than was planned is a fault, a loose plan a finding
 
 
 if __name__ == "__main__":
