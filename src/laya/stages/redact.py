@@ -20,6 +20,7 @@ from laya.stages.redact_json import Place, decode_string, encode_string, firsts,
 from laya.stages.redact_text import HIDING, Reading
 from laya.stages.vault import Labels, Vault, taken_in
 
+_WANTS_JSON = re.compile(rb'"json_(?:schema|object)"')
 _ODD_ESCAPE = re.compile(rb"\\[u/]")
 _MAX_KNOWN = 64  # secrets whose other occurrences are looked for: each is one pass more over the body
 _MAX_KNOWN_BYTES = 512  # not key blocks
@@ -65,7 +66,7 @@ class Redactor:
             kinds = ", ".join(sorted(counts))
             raise InvalidRequest(f"The request holds what must not be sent on here: {kinds}.", code="redaction_blocked")
         texts = [view, *(find.reading.data for find in finds if find.reading is not None)]
-        vault = Vault(self._labels, taken_in(self._labels, texts), b'"json_schema"' in body or b'"json_object"' in body)
+        vault = Vault(self._labels, taken_in(self._labels, texts), next(firsts(view, _WANTS_JSON, 13), None) is not None)
         return Redacted(splice(body, _edits(body, view, finds, vault)), counts, vault)
 
     def _finds(self, body: bytes, view: bytes, spans: list[Span], known: list[bytes]) -> list[_Find]:
