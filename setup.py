@@ -1,4 +1,7 @@
-"""The package is described in setup.cfg. This adds what only code can say: an optional compiled data plane.
+"""The package is described in setup.cfg. This adds what only code can say: two optional extensions.
+
+The engine's compiled step (`src/laya/model/native`, plain C with AVX-512) is built wherever there is a C compiler on x86-64
+Linux; without one the installation goes on and torch's own operations run. `LAYA_NATIVE=0` leaves it out.
 
 `LAYA_COMPILE=1 pip install .` (with mypy and a C compiler there) turns the modules below into C extensions with mypyc; the same
 sources run without. They are the rooms that every proxied byte passes and that nothing else derives classes from. What it gains
@@ -6,8 +9,18 @@ is in docs/benchmarks.md.
 """
 
 import os
+import platform
+import sys
+from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
+
+NATIVE = Path("src/laya/model/native")
+# Which instructions are there is asked when a model is loaded. OpenMP is the libgomp that torch brings and
+# has loaded by then: two of them would each have threads of their own.
+NATIVE_FLAGS = [
+    "-O3", "-std=gnu11", "-fopenmp", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma",
+]  # fmt: skip
 
 COMPILED = [
     *(f"src/laya/wire/{name}.py" for name in (
@@ -27,4 +40,15 @@ def extensions() -> list:
     return mypycify([*flags, *COMPILED], group_name="laya_data_plane", opt_level="3", debug_level="0")
 
 
-setup(ext_modules=extensions())
+def native_step() -> list[Extension]:
+    fits = sys.platform == "linux" and platform.machine() == "x86_64"
+    if not fits or os.environ.get("LAYA_NATIVE") == "0":
+        return []
+    sources = sorted(map(str, NATIVE.glob("*.c")))
+    return [Extension(
+        "laya.model.native_step", sources, depends=sorted(map(str, NATIVE.glob("*.h"))), extra_compile_args=NATIVE_FLAGS,
+        optional=True,
+    )]  # fmt: skip
+
+
+setup(ext_modules=[*extensions(), *native_step()])

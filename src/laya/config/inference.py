@@ -63,7 +63,7 @@ class EngineConfig(Section, kw_only=True):
                   plain="GiB")
     ] = 0  # fmt: skip
     enforce_eager: Annotated[
-        bool, about("nano-vllm: no captured graphs, slower steps, less memory; the torch engine captures none")
+        bool, about("no compiled step on the CPU, no captured graphs in nano-vllm: slower, operation by operation")
     ] = False
     max_concurrent_prefills: Annotated[
         int, about("prompts being read at the same time; each adds to the peak of memory", ge=1, le=4096)

@@ -147,7 +147,7 @@ def _loader(engine: EnginePlan, device: str, model_id: str) -> Callable[..., Any
     return partial(
         load, engine.path, device=device, block_size=engine.choice.block_tokens,
         threads=settings.threads or max(1, (os.cpu_count() or 2) - 1), swap_bytes=0 if device == "cpu" else settings.swap_space,
-        prefill_chunk_tokens=settings.prefill_chunk_tokens, **sizes,
+        prefill_chunk_tokens=settings.prefill_chunk_tokens, eager=settings.enforce_eager, **sizes,
     )  # fmt: skip
 
 

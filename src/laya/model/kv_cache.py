@@ -88,7 +88,7 @@ class KVCache:
         self._free.extend(ticket.slots)
         ticket.slots = []
 
-    def erase(self, slots: torch.Tensor) -> None:
+    def erase(self, slots: list[int]) -> None:
         """Zero single tokens in every layer, so that numbers which are not finite cannot reach the blocks' next owner."""
         for layer in self.slots:
             layer[slots] = 0

@@ -68,7 +68,7 @@ class Decoder:
         """[rows] ids and positions -> the residual stream after the last layer (`Stream.wide`). `plans` is keyed by window."""
         turned = self.spec.heads + self.spec.kv_heads
         rotations = {rope: table[positions].repeat(1, turned) for rope, table in self.rope_tables.items()}
-        stream = Stream(self.embed.rows(token_ids), self.spec.rms_eps, self.spec.embed_scale)
+        stream = self.stream(token_ids)
         h = torch.empty(stream.values.shape, dtype=self.dtype, device=stream.values.device)
         decodes = next(iter(plans.values())).decode_rows
         for number, layer in enumerate(self.layers):
@@ -78,6 +78,10 @@ class Decoder:
             self._add(stream, layer.o(seen, decodes), layer.post_attn_norm)
             self._add(stream, self.mlp(layer, stream.normed(layer.mlp_norm, h), decodes), layer.post_mlp_norm)
         return stream.wide
+
+    def stream(self, token_ids: torch.Tensor) -> Stream:
+        """The residual before the first layer."""
+        return Stream(self.embed.rows(token_ids), self.spec.rms_eps, self.spec.embed_scale)
 
     def _add(self, stream: Stream, out: torch.Tensor, post_norm: torch.Tensor | None) -> None:
         stream.values.add_(out if post_norm is None else self.post_norm(out.float(), post_norm))

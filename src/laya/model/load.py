@@ -36,13 +36,14 @@ def load(
     path: str, *, device: str = "auto", dtype: str | None = None, max_seq_len: int | None = None, num_blocks: int,
     block_size: int = 16, threads: int | None = None, swap_bytes: int = 0, max_num_seqs: int = 1,
     prefill_chunk_tokens: int = 512, model_id: str | None = None, progress: Callable[[int, int], None] | None = None,
-    tokenizer: ModelTokenizer | None = None,
+    tokenizer: ModelTokenizer | None = None, eager: bool = False,
 ) -> tuple[TorchRunner, ModelTokenizer, ModelCard]:  # fmt: skip
     """`dtype`: auto (None) keeps quantised weights quantised; float32 is the exact mode; bfloat16 dequantises.
 
     `num_blocks` KV blocks of `block_size` tokens are allocated; `max_seq_len` is clamped to the model's window and to the
-    pool. `progress` hears (layers read, layers in all) after each. A `tokenizer` that was read before is taken as it is. Raises
-    StartError (UnsupportedModel, BrokenModel, ConfigError, DependencyError) before any weight is read.
+    pool. `progress` hears (layers read, layers in all) after each. A `tokenizer` that was read before is taken as it is.
+    `eager` keeps to torch's own operations. Raises StartError (UnsupportedModel, BrokenModel, ConfigError, DependencyError)
+    before any weight is read.
     """
     began = time.monotonic()
     checkpoint = open_checkpoint(path)
@@ -63,13 +64,13 @@ def load(
             layers=spec.layers, kv_heads=spec.kv_heads, head_dim=spec.head_dim, num_blocks=num_blocks,
             block_size=block_size, dtype=activations, device=place, swap_bytes=swap_bytes,
         )  # fmt: skip
-    runner = TorchRunner(decoder, cache, max_seq_len=window, eos_token_ids=tokenizer.eos_token_ids)
+    runner = TorchRunner(decoder, cache, max_seq_len=window, eos_token_ids=tokenizer.eos_token_ids, eager=eager)
     log.info("loaded %s (%s, %s) in %.1f s", path, spec.architecture, checkpoint.quantization, time.monotonic() - began)
     details = {
         "architecture": spec.architecture, "quantization": checkpoint.quantization, "dtype": resolved, "device": str(place),
         "parameters": sum(t.rows * t.columns for t in checkpoint.tensors.values()), "engine": "torch",
         "max_num_seqs": max_num_seqs, "prefill_chunk_tokens": prefill_chunk_tokens,
-        "chat_style": msgspec.to_builtins(tokenizer.chat_style),
+        "chat_style": msgspec.to_builtins(tokenizer.chat_style), "step": runner.forward.kind,
     }  # fmt: skip
     card = ModelCard(
         id=model_id or default_id(path), max_model_len=window, chat=has_chat_template(checkpoint),

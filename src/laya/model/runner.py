@@ -11,9 +11,9 @@ import torch
 from laya.engine.sequence import Sequence
 from laya.engine.step import Sampled, Scheduled
 from laya.errors import EngineFailed
-from laya.model.attention_plan import Planner
 from laya.model.batch_plan import BatchPlan, BatchPlanner, scores_prompt
 from laya.model.device_faults import contained
+from laya.model.forward import forward_of
 from laya.model.kv_cache import KVCache, SwapTicket
 from laya.model.layers import Decoder, Layer
 from laya.model.sampler import sample, score, tell
@@ -25,7 +25,10 @@ SCORED_ROWS = 64  # prompt rows whose logits exist at once: 64 x 152,000 x 4 byt
 class TorchRunner:
     """Implements `laya.engine.step.Runner` with torch."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, *, max_seq_len: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, *, max_seq_len: int, eos_token_ids: frozenset[int], eager: bool = False
+    ) -> None:
+        """`eager`: torch's own operations also where the compiled step would fit."""
         self.decoder = decoder
         self.cache = cache
         self.block_size = cache.block_size
@@ -33,7 +36,8 @@ class TorchRunner:
         self.vocab_size = decoder.spec.vocab
         self.max_seq_len = max_seq_len
         self.eos_token_ids = eos_token_ids
-        self._planner = BatchPlanner(Planner(cache, decoder.dtype), decoder.windows, cache.scratch_block)
+        self._planner = BatchPlanner(cache.block_size, cache.scratch_block)
+        self.forward = forward_of(decoder, cache, eager)
         self._place = cache.pool.device
         self._sizes = {"params": decoder.nbytes, "kv": cache.nbytes, "swap": cache.host.nbytes}
 
@@ -44,7 +48,7 @@ class TorchRunner:
         if not batch:
             return []
         plan = self._planner.plan(batch)
-        hidden = self.decoder.forward(plan.token_ids, plan.positions, plan.plans, self.cache)
+        hidden = self.forward.run(plan)
         last = hidden if len(hidden) == len(plan.items) else hidden[plan.last_rows]
         broken = self._erase_broken(last, plan)
         results = self._sample(last, plan, broken)
@@ -64,7 +68,7 @@ class TorchRunner:
         sound = torch.isfinite(last.sum(dim=-1)).tolist()
         broken = frozenset(i for i, ok in enumerate(sound) if not ok)
         for i in broken:
-            self.cache.erase(plan.write.slots[plan.first_rows[i] : plan.last_rows[i] + 1])
+            self.cache.erase(plan.slots[plan.first_rows[i] : plan.last_rows[i] + 1])
         return broken
 
     def _sample(self, last: torch.Tensor, plan: BatchPlan, broken: frozenset[int]) -> list[Sampled]:
@@ -74,7 +78,7 @@ class TorchRunner:
             results[i].error = EngineFailed("the model computed numbers that are not finite for this request")
         rows = [i for i, item in enumerate(plan.items) if item.samples and i not in broken]
         if rows:
-            logits = self.decoder.logits(last if len(rows) == len(last) else last[rows])
+            logits = self.forward.logits(last if len(rows) == len(last) else last[rows])
             sampled = sample(logits, [plan.items[i].sequence for i in rows], self.eos_token_ids)
             for i, result in zip(rows, sampled, strict=True):
                 results[i] = result
@@ -94,7 +98,7 @@ class TorchRunner:
         for begin in range(first, end, SCORED_ROWS):
             targets = sequence.token_ids[begin : min(begin + SCORED_ROWS, end)]
             at = row + begin - first
-            logits = self.decoder.logits(hidden[at : at + len(targets)])
+            logits = self.forward.logits(hidden[at : at + len(targets)])
             entries += score(logits, targets, sequence.sampling.prompt_logprobs)
         return entries
 
@@ -107,7 +111,7 @@ class TorchRunner:
         first = plan.first_rows[i] + plan.extra[i] - item.start
         for begin in range(0, len(positions), SCORED_ROWS):
             some = positions[begin : begin + SCORED_ROWS]
-            logits = self.decoder.logits(hidden[[first + position for position in some]])
+            logits = self.forward.logits(hidden[[first + position for position in some]])
             told |= tell(logits, [asked[position] for position in some])
         return told
 
@@ -155,7 +159,7 @@ class TorchRunner:
 
     def close(self) -> None:
         """Free the weights and the pool. Nothing can be run after it."""
-        del self.decoder, self.cache, self._planner
+        del self.decoder, self.cache, self.forward
         if self._place.type == "cuda":
             torch.cuda.empty_cache()
 
