@@ -25,6 +25,7 @@ from laya.cli.doctor_finding import Finding
 from laya.cli.main import main
 from laya.config import loads
 from laya.engine.cards import Nvml
+from laya.engine.machine import Memory
 from server import ROOT, running
 
 
@@ -97,6 +98,13 @@ def test_a_plan_that_does_not_fit_says_what_would(place, model_path, capsys):
     engine = {"model": str(model_path), "kv_cache": "4TiB"}
     found = examined(capsys, {"server": {"port": 0}, "inference": engine}, place, "--quick", code=1)
     assert "does not fit" in found["plan local"]["text"] and found["plan local"]["mend"]
+
+
+def test_a_plan_that_does_not_fit_beside_the_running_laya_is_no_failure(router, place, model_path, capsys, monkeypatch):
+    monkeypatch.setattr(doctor_server, "host_memory", lambda: Memory(1 << 30, 1 << 30))  # what the running one has left
+    config = {"server": {"port": router.port}, "inference": {"model": str(model_path)}}
+    found = examined(capsys, config, place, "--quick", code=0)
+    assert found["plan local"]["state"] == "skip" and "no second one fits" in found["plan local"]["text"]
 
 
 def test_a_bad_configuration_is_one_finding(place, capsys):

@@ -24,7 +24,7 @@ import msgspec
 
 from laya.cli import check, wheel
 from laya.cli import running as server
-from laya.cli.doctor_finding import FAIL, OK, WARN, Finding
+from laya.cli.doctor_finding import FAIL, OK, SKIP, WARN, Finding
 from laya.cli.exits import CommandFailed
 from laya.config import Config
 from laya.config.notices import notices
@@ -89,6 +89,8 @@ def plan(config: Config) -> Iterator[Finding]:
         text = f"{taken >> 20} MiB of {planned.device_limit >> 20} MiB, window {planned.max_seq_len} tokens"
         if planned.fits:
             yield Finding(f"plan {engine.name}", OK, text)
+        elif config.server.port and _is_ours(config):  # it was planned before this one had its memory
+            yield Finding(f"plan {engine.name}", SKIP, f"{text}: no second one fits beside the Laya that runs already")
         else:
             would = "; ".join(suggestion.text for suggestion in planned.suggestions[:2])
             yield Finding(f"plan {engine.name}", FAIL, f"{text}: does not fit", would or "laya plan shows every part")
