@@ -14,7 +14,7 @@ import pytest
 
 from laya.cli.load import quantiles
 from laya.cli.main import main
-from scripted_upstream import SSE_HEAD, Hold, ScriptedUpstream, answer, chunked, completion, delta, polite
+from scripted_upstream import SSE_HEAD, Close, Hold, ScriptedUpstream, answer, chunked, completion, delta, polite
 from server import ROOT
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
@@ -92,6 +92,12 @@ def odd(body: bytes | dict, headers: str = SSE_WHOLE, status: str = "200 OK"):
     return lambda asked: [answer(body, status, headers) if asked.method == "POST" else answer({})]
 
 
+def cut_after_an_error(asked):
+    """As Laya ends a stream whose backend has gone."""
+    error = b'data: {"error":{"message":"gone","code":"upstream_error"}}\n\n'
+    return [SSE_HEAD, chunked(delta("a")), chunked(error), Close()] if asked.method == "POST" else [answer({})]
+
+
 @pytest.mark.parametrize(
     ("script", "argv", "ok", "errors"),
     [
@@ -102,6 +108,7 @@ def odd(body: bytes | dict, headers: str = SSE_WHOLE, status: str = "200 OK"):
         (odd(b'data:{"choices":[{"delta":{"content":"a"}}]}\r\n\r\ndata:[DONE]\r\n\r\n'), [], 3, {}),
         (odd(b"data: half"), [], 0, {"answer that is no chat completion": 3}),
         (odd(b""), [], 0, {"stream without an end": 3}),
+        (cut_after_an_error, [], 0, {"error in the stream": 3}),
         (odd(b"[1]"), ["--no-stream"], 0, {"answer that is no chat completion": 3}),
         (odd(b"{}"), ["--no-stream"], 0, {"answer that is no chat completion": 3}),
         (odd(b"{}", "retry-after: \xb2\r\n", "429 Slow"), [], 0, {"status 429": 3}),

@@ -175,10 +175,8 @@ class Load:
                 ended = True
                 continue
             event = msgspec.json.decode(data, type=Told)
-            if event.error is not None:
-                response.read()
-                self._fail("error in the stream")
-                return
+            if event.error is not None:  # nothing good comes after it, and a server may cut the connection there
+                raise http.client.HTTPException("error in the stream")
             usage = event.usage or usage
             if any(choice.delta is not None and choice.delta.content for choice in event.choices or ()):
                 times.append(time.perf_counter())
@@ -232,6 +230,8 @@ def _kind(exc: Exception) -> str:
     """A failure in a few words; a plain OSError (no descriptor left, no route) says nothing by its name."""
     if isinstance(exc, msgspec.MsgspecError | UnicodeError):
         return "answer that is no chat completion"
+    if type(exc) is http.client.HTTPException:
+        return str(exc)
     return exc.strerror or "OSError" if type(exc) is OSError else type(exc).__name__
 
 
