@@ -60,11 +60,14 @@ bench: $(VENV)/.installed-dev $(MODEL)
 fuzz: $(VENV)/.installed-dev
 	$(PY) tools/fuzz_wire.py $(ARGS)
 
+# What an earlier build left is removed: PyInstaller would pack changed sources into its archive and ship the old one.
 binary: $(VENV)/.installed-binary $(MODEL)
+	rm -rf build/full
 	LAYA_BINARY=full $(VENV)/bin/pyinstaller --noconfirm --log-level WARN --distpath dist --workpath build/full packaging/laya.spec
 	@ls -l dist/laya
 
 binary-router: $(VENV)/.installed-binary
+	rm -rf build/router
 	LAYA_BINARY=router $(VENV)/bin/pyinstaller --noconfirm --log-level WARN --distpath dist --workpath build/router packaging/laya.spec
 	@ls -l dist/laya-router
 
