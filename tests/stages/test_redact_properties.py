@@ -113,21 +113,38 @@ def test_bytes_that_are_no_json_never_raise(data):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.text(alphabet='ab 1"\\\n/é你😀\ud83d\ude00', max_size=80), st.booleans())
-def test_reading_in_pieces_is_reading_at_once(text, ascii_only):
-    raw = json.dumps(text, ensure_ascii=ascii_only)[1:-1].encode("utf-8", "surrogatepass")
+@given(st.text(alphabet='ab 1"\\\n/é你😀\ud83d\ude00', max_size=120), st.booleans(), st.integers(2, 9))
+def test_reading_in_pieces_is_reading_at_once(text, ascii_only, piece):
+    body = b'"%b"' % json.dumps(text, ensure_ascii=ascii_only)[1:-1].encode("utf-8", "surrogatepass")
 
     def read():
+        view = redact_json.plain_view(body)
+        parts = list(redact_json.parts_of(view, 1, len(body) - 1))
         try:
-            decoded = redact_json.decode_string(raw)
+            decoded = "".join([redact_json.decode_string(body[start:end]) for start, end in parts])
         except ValueError as error:
-            return redact_json.plain_view(raw), type(error)
+            return view, type(error)
         encoded = json.loads(b'"%b"' % redact_json.encode_string(decoded))
-        return redact_json.plain_view(raw), decoded, encoded, redact_text.Reading(decoded).data
+        return view, decoded, encoded, redact_text.Reading(body, view, 1, len(body) - 1).data
 
     at_once = read()
-    with patch.object(redact_json, "_PIECE", 5), patch.object(redact_text, "_PIECE", 3):
+    with patch.object(redact_json, "_PIECE", piece), patch.object(redact_json, "_TEXT_PIECE", piece):
         assert read() == at_once
+
+
+@settings(max_examples=150, deadline=None)
+@given(ANY, st.lists(st.tuples(st.sampled_from(VALUES), ANY), min_size=1, max_size=4), st.booleans(), st.integers(1, 30))
+def test_values_across_the_parts_of_a_long_string_are_found_and_put_back(before, values, ascii_only, piece):
+    """(case 57)"""
+    text = f"caf\u00e9\u3000{before} " + " ".join(f"{value} \\u0041 {behind}" for value, behind in values)
+    body = chat(text, f"{text} [PHONE_1]")
+    body = json.dumps(json.loads(body)).encode() if ascii_only else body
+    at_once = redact(body)
+    with patch.object(redact_json, "_TEXT_PIECE", piece), patch.object(redact_json, "_COPIED", piece):
+        found = redact(body)
+        assert json.loads(found.body) == json.loads(at_once.body) and found.counts == at_once.counts
+        if found.vault is not None:
+            assert json.loads(restorer(found).whole(found.body)) == json.loads(body)
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,13 +10,17 @@ escapes or look-alikes could hide a value are decoded and scanned by themselves 
 from __future__ import annotations
 
 import re
+from array import array
+from collections.abc import Iterable, Iterator
+from heapq import merge
+from itertools import islice
 from typing import NamedTuple
 
 from laya.config import RedactConfig
 from laya.errors import InvalidRequest
-from laya.stages.detect.scan import Scanner, apart
+from laya.stages.detect.scan import Scanner, joined
 from laya.stages.detect.window import Span
-from laya.stages.redact_json import Place, decode_string, encode_string, firsts, locate, plain_view, splice
+from laya.stages.redact_json import Edited, Place, decode_string, first_byte, firsts, locate, plain_view
 from laya.stages.redact_text import HIDING, Reading
 from laya.stages.vault import Labels, Vault, taken_in
 
@@ -24,6 +28,8 @@ _WANTS_JSON = re.compile(rb'"json_(?:schema|object)"')
 _ODD_ESCAPE = re.compile(rb"\\[u/]")
 _MAX_KNOWN = 64  # secrets whose other occurrences are looked for: each is one pass more over the body
 _MAX_KNOWN_BYTES = 512  # not key blocks
+# Bytes of one search in C for a known secret, or for quotes: it holds the interpreter, and takes 1 ns for each.
+_STRIDE = 256 * 1024
 
 
 class Redacted(NamedTuple):
@@ -40,128 +46,150 @@ class Redactor:
     def __init__(self, config: RedactConfig) -> None:
         self._mode = config.mode
         self._own = bool(config.patterns)
+        self._kinds = (*config.kinds, *config.patterns)
         self._scanner = Scanner(config.kinds, config.patterns)
-        self._labels = Labels((*config.kinds, *config.patterns))
+        self._labels = Labels(self._kinds)
 
     def redact(self, body: bytes, api: str | None) -> Redacted:
         """Raises InvalidRequest (code `redaction_blocked`) in the mode `block` when anything was found.
 
         A body that is no JSON object (a form with a recording) is given back as it is.
         """
-        if body.lstrip()[:1] != b"{":
+        if first_byte(body) != b"{":
             return Redacted(body, {}, None)
         view = plain_view(body)
-        spans = [] if self._own else self._scanner.scan(view)
-        finds = self._finds(body, view, spans, [])
-        known = _known_secrets(body, view, finds)
-        if known:  # what was told to be a secret in one place is one wherever it stands
-            finds = self._finds(body, view, apart(spans + _occurrences(view, known)), known)
-        counts: dict[str, int] = {}
-        for find in finds:
-            for _, _, kind in find.spans:
-                counts[kind] = counts.get(kind, 0) + 1
+        finds = self._search(body, view, [])
+        if finds.known:  # what was told to be a secret in one place is one wherever it stands
+            finds = self._search(body, view, list(finds.known))
+        counts = finds.counts()
         if not counts or self._mode == "report":
             return Redacted(body, counts, None)
         if self._mode == "block":
             kinds = ", ".join(sorted(counts))
             raise InvalidRequest(f"The request holds what must not be sent on here: {kinds}.", code="redaction_blocked")
-        texts = [view, *(find.reading.data for find in finds if find.reading is not None)]
-        vault = Vault(self._labels, taken_in(self._labels, texts), next(firsts(view, _WANTS_JSON, 13), None) is not None)
-        return Redacted(splice(body, _edits(body, view, finds, vault)), counts, vault)
+        taken = taken_in(self._labels, view) | finds.taken
+        vault = Vault(self._labels, taken, next(firsts(view, _WANTS_JSON, 13), None) is not None)
+        return Redacted(_masked(body, view, finds, vault), counts, vault)
 
-    def _finds(self, body: bytes, view: bytes, spans: list[Span], known: list[bytes]) -> list[_Find]:
+    def _search(self, body: bytes, view: bytes, known: list[bytes]) -> Finds:
         """What is to be replaced, by the string that it is in."""
+        finds = Finds(self._kinds)
+        spans: Iterable[Span] = [] if self._own else self._scanner.scan(view)
+        if known and not self._own:
+            spans = joined(merge(spans, *[_occurrences(view, value) for value in known]))
         odd = [] if self._own else _odd_places(view)
-        finds = []
-        for place in locate(view, sorted(spans + odd) if odd else spans, every=self._own):
+        for place in locate(view, merge(spans, *odd) if odd else spans, every=self._own):
             if not self._own and all(kind for _, _, kind in place.spans):
-                finds.append(_Find(place, place.spans, None, ""))
+                finds.add(place, place.spans, view, read=False)
                 continue
-            text = decode_string(body[place.start : place.end])
-            reading = Reading(text)
-            finds.append(_Find(place, self._scan_reading(reading.data, place.key, known), reading, text))
+            data = Reading(body, view, place.start, place.end).data
+            if b"[" in data:
+                finds.taken |= taken_in(self._labels, data)
+            finds.add(place, self._scan_reading(data, place.key, known), data, read=True)
         return finds
 
-    def _scan_reading(self, data: bytes, key: bytes | None, known: list[bytes]) -> list[Span]:
+    def _scan_reading(self, data: bytes, key: bytes | None, known: list[bytes]) -> Iterator[Span]:
         ahead = b'%b":"' % key if key else b""  # the member's name may say what the value is
         size = len(ahead)
-        found = [(start - size, end - size, kind) for start, end, kind in self._scanner.scan(ahead + data) if start >= size]
-        return apart(found + _occurrences(data, known)) if known else found
+        spans = self._scanner.scan(b"".join([ahead, data]))
+        found = ((start - size, end - size, kind) for start, end, kind in spans if start >= size)
+        return joined(merge(found, *[_occurrences(data, value) for value in known])) if known else found
 
 
-class _Find(NamedTuple):
-    place: Place
-    spans: list[Span]  # of the view, or of the reading where there is one
-    reading: Reading | None
-    text: str
+class Finds:
+    """The places with something to replace. Kept as numbers: a million objects of Python would make its collector stop
+    everybody for a third of a second."""
+
+    __slots__ = ("known", "taken", "_kinds", "_keys", "_places", "_spans")
+
+    def __init__(self, kinds: tuple[str, ...]) -> None:
+        self.known: dict[bytes, None] = {}  # secrets: the first of them, as there are seldom two
+        self.taken: set[tuple[str, int]] = set()
+        self._kinds = kinds
+        self._keys: list[bytes | None] = []
+        self._places = array("q")  # start, end, whether it was read, number of spans
+        self._spans = array("q")  # start, end, kind
+
+    def add(self, place: Place, spans: Iterable[Span], data: bytes, read: bool) -> None:
+        """`spans` are those of `data`: of the view, or of what was read."""
+        before = len(self._spans)
+        for start, end, kind in spans:
+            self._spans.extend((start, end, self._kinds.index(kind)))
+            if kind == "secret" and end - start <= _MAX_KNOWN_BYTES and len(self.known) < _MAX_KNOWN:
+                value = data[start:end]
+                # But for those that JSON would write otherwise.
+                if value.isascii() and b"\\" not in value and b'"' not in value and b"\0" not in value:
+                    self.known[value] = None
+        if len(self._spans) > before:
+            self._places.extend((place.start, place.end, read, (len(self._spans) - before) // 3))
+            self._keys.append(place.key)
+
+    def counts(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for at in range(2, len(self._spans), 3):
+            kind = self._kinds[self._spans[at]]
+            counts[kind] = counts.get(kind, 0) + 1
+        return counts
+
+    def __iter__(self) -> Iterator[tuple[int, int, bytes | None, bool, Iterator[Span]]]:
+        """(start, end, key, whether it was read, spans) of each place. Its spans must be taken before the next."""
+        spans = self._each()
+        for number, key in enumerate(self._keys):
+            start, end, read, count = self._places[4 * number : 4 * number + 4]
+            yield start, end, key, bool(read), islice(spans, count)
+
+    def _each(self) -> Iterator[Span]:
+        for at in range(0, len(self._spans), 3):
+            yield self._spans[at], self._spans[at + 1], self._kinds[self._spans[at + 2]]
 
 
-def _odd_places(view: bytes) -> list[Span]:
+def _odd_places(view: bytes) -> list[Iterator[Span]]:
     """Places, of no kind, of escapes and of characters that could hide a value: one of each in a string, which is then read."""
     patterns = [_ODD_ESCAPE] if b"\\" in view else []
     if not view.isascii():
         patterns.append(HIDING)
-    return [(at, at, "") for pattern in patterns for at in firsts(view, pattern, 8)]
+    return [((at, at, "") for at in firsts(view, pattern, 8)) for pattern in patterns]
 
 
-def _known_secrets(body: bytes, view: bytes, finds: list[_Find]) -> list[bytes]:
-    """Secrets that were found, but those that JSON would write otherwise: the first of them, as there are seldom two."""
-    known: dict[bytes, None] = {}
-    for _, spans, reading, _ in finds:
-        data = view if reading is None else reading.data
-        for start, end, kind in spans:
-            if kind == "secret" and end - start <= _MAX_KNOWN_BYTES:
-                value = data[start:end]
-                if value.isascii() and b"\\" not in value and b'"' not in value and b"\0" not in value:
-                    known[value] = None
-    return list(known)[:_MAX_KNOWN]
+def _occurrences(data: bytes, value: bytes) -> Iterator[Span]:
+    size, begin = len(value), 0
+    while begin < len(data):
+        at = data.find(value, begin, begin + _STRIDE + size)
+        if at < 0:
+            begin += _STRIDE
+        else:
+            yield at, at + size, "secret"
+            begin = at + size
 
 
-def _occurrences(data: bytes, known: list[bytes]) -> list[Span]:
-    found = []
-    for value in known:
-        at = data.find(value)
-        while at >= 0:
-            found.append((at, at + len(value), "secret"))
-            at = data.find(value, at + len(value))
-    return found
+def _masked(body: bytes, view: bytes, finds: Finds, vault: Vault) -> bytes:
+    edited = Edited(body)
+    for start, end, key, read, spans in finds:
+        arguments = key == b"arguments"
+        if read:
+            reading = Reading(body, view, start, end)
+            nested = _Nested(reading.data, 0, len(reading.data), b'"') if arguments else None
 
+            def made(span: Span, text: str, key=key, nested=nested) -> str:
+                placeholder = vault.placeholder(span[2], _meant(text, key))
+                return f'"{placeholder}"' if nested is not None and nested.is_bare(span[0], span[1]) else placeholder
 
-def _edits(body: bytes, view: bytes, finds: list[_Find], vault: Vault) -> list[tuple[int, int, bytes]]:
-    edits: list[tuple[int, int, bytes]] = []
-    for place, spans, reading, text in finds:
-        if reading is not None:
-            if spans:
-                edits.append((place.start, place.end, encode_string(_redacted(text, spans, reading, place.key, vault))))
+            for edit in reading.edits(spans, made):
+                edited.put(*edit)
             continue
-        nested = _Nested(view, place.start, place.end, b"\1") if place.key == b"arguments" else None
-        for start, end, kind in spans:
-            while view[end - 1] == 0:
-                end -= 1  # the first half of an escape
-            raw = body[start:end]
+        nested = _Nested(view, start, end, b"\1") if arguments else None
+        for begins, ends, kind in spans:
+            while view[ends - 1] == 0:
+                ends -= 1  # the first half of an escape
+            raw = body[begins:ends]
             value = raw.decode("utf-8", "replace") if b"\\" not in raw else decode_string(raw)
-            placeholder = vault.placeholder(kind, _meant(value, place.key)).encode()
-            if place.key is None:
+            placeholder = vault.placeholder(kind, _meant(value, key)).encode()
+            if key is None:
                 placeholder = b'"%b"' % placeholder
-            elif nested is not None and nested.is_bare(start, end):
+            elif nested is not None and nested.is_bare(begins, ends):
                 placeholder = b'\\"%b\\"' % placeholder
-            edits.append((start, end, placeholder))
-    return edits
-
-
-def _redacted(text: str, spans: list[Span], reading: Reading, key: bytes | None, vault: Vault) -> str:
-    pieces: list[str] = []
-    at = 0
-    nested = _Nested(reading.data, 0, len(reading.data), b'"') if key == b"arguments" else None
-    for start, end, kind in spans:
-        start_char, end_char = reading.span(start, end)
-        placeholder = vault.placeholder(kind, _meant(text[start_char:end_char], key))
-        if nested is not None and nested.is_bare(start, end):
-            placeholder = f'"{placeholder}"'
-        pieces += (text[at:start_char], placeholder)
-        at = end_char
-    pieces.append(text[at:])
-    return "".join(pieces)
+            edited.put(begins, ends, placeholder)
+    return edited.whole()
 
 
 def _meant(value: str, key: bytes | None) -> str:
@@ -187,7 +215,8 @@ class _Nested:
     def is_bare(self, start: int, end: int) -> bool:
         """The span stands where a value does, and in no string. Spans must be asked for in order."""
         data = self._data
-        self._quotes += data.count(self._quote, self._at, start)
+        for at in range(self._at, start, _STRIDE):
+            self._quotes += data.count(self._quote, at, min(start, at + _STRIDE))
         self._at = start
         ahead = data[max(self._start, start - 16) : start].rstrip(b" \t\r\n\0")[-1:]
         follows = data[end : min(self._end, end + 16)].lstrip(b" \t\r\n\0")[:1]

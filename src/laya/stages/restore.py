@@ -10,13 +10,15 @@ it cannot become one, or when the channel ends.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from laya.schema.codec import encode_members
-from laya.stages.redact_json import decode_string, encode_string, firsts, locate, plain_view, splice
-from laya.stages.restore_events import EVENTS, Events
+from laya.stages.redact_json import Edited, decode_string, encode_string, first_byte, firsts, locate, parts_of, plain_view
+from laya.stages.restore_events import EVENTS, Channel, Events
 
 if TYPE_CHECKING:
     from laya.stages.vault import Vault
@@ -46,22 +48,36 @@ class Restorer:
 
     def whole(self, body: bytes) -> bytes:
         """A whole answer. A body that is no JSON is taken for text."""
-        trigger = self._vault.labels.trigger
         view = plain_view(body)
-        places = [(at, at, "") for at in firsts(view, trigger, MAX_TRIGGER)]
-        if not places:
+        places = ((at, at, "") for at in firsts(view, self._vault.labels.trigger, MAX_TRIGGER))
+        found = next(places, None)
+        if found is None:
             return body
-        if body.lstrip()[:1] not in (b"{", b"["):
-            return self._vault.restore(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-        edits = []
-        for place in locate(view, places):
-            if place.key is None:
-                continue
-            text = decode_string(body[place.start : place.end])
-            restored = self._vault.restore(text, place.key in JSON_MEMBERS or self._vault.is_json(text))
-            if restored is not text and restored != text:
-                edits.append((place.start, place.end, encode_string(restored)))
-        return splice(body, edits) if edits else body
+        edited = Edited(body)
+        if first_byte(body) not in (b"{", b"["):
+            self._put_back(edited, body, parts_of(view, 0, len(body)), False, _decode_text, _encode_text)
+            return edited.whole()
+        for place in locate(view, chain((found,), places)):
+            if place.key is not None:
+                json_text = place.key in JSON_MEMBERS or None
+                parts = parts_of(view, place.start, place.end)
+                self._put_back(edited, body, parts, json_text, decode_string, encode_string)
+        return edited.whole()
+
+    def _put_back(
+        self, edited: Edited, body: bytes, parts: Iterable[tuple[int, int]], json_text: bool | None,
+        decode: Callable[[bytes], str], encode: Callable[[str], bytes],
+    ) -> None:  # fmt: skip
+        """One text, which comes in parts as one of a stream does: it may have megabytes."""
+        channel = Channel(self._vault, json_text)
+        start = end = 0
+        for start, end in parts:
+            waited, text = bool(channel.held), decode(body[start:end])
+            ready = channel.feed(text)
+            if waited or ready != text:
+                edited.put(start, end, encode(ready))
+        if channel.held:
+            edited.put(end, end, encode(channel.end()))
 
     def feed(self, data: bytes) -> bytes:
         """More of a stream. Raises what its source raises for an event beyond every bound."""
@@ -98,3 +114,11 @@ def put(raw: bytes, data: bytes, new: bytes, event: bytes | None) -> bytes:
     if found:
         return before + new + behind
     return b"data: %b\n\n" % new if event is None else b"event: %b\ndata: %b\n\n" % (event, new)
+
+
+def _decode_text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _encode_text(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

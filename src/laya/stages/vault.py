@@ -18,6 +18,7 @@ from laya.stages.restore import Restorer
 
 MAX_LABEL = 24  # characters of a kind's name inside a placeholder
 _MAX_DIGITS = 7  # more values than a body of 1 GiB has room for
+_SHARDS = 64
 _BETWEEN = r"\\?[_ -]{1,2}"  # also with Markdown's backslash
 _BETWEEN_IN_VIEW = r"[\x00\\]{0,2}[_ -]{1,2}"
 MAX_PLACEHOLDER = MAX_LABEL + _MAX_DIGITS + 7  # brackets, a blank or backslash within each, and up to three signs between
@@ -65,38 +66,38 @@ class Labels:
 class Vault:
     """`taken`: (label, number) of placeholders that the text itself has. `json_text`: the client asked for JSON."""
 
-    __slots__ = ("labels", "json_text", "_values", "_placeholders", "_taken", "_next")
+    __slots__ = ("labels", "json_text", "_values", "_numbers", "_taken")
 
     def __init__(self, labels: Labels, taken: set[tuple[str, int]], json_text: bool = False) -> None:
         self.labels = labels
         self.json_text = json_text
-        self._values: dict[tuple[str, int], str] = {}
-        self._placeholders: dict[tuple[str, str], str] = {}
+        self._values: dict[str, list[str | None]] = {}  # of each label, by number; None where a number is taken
+        # The way back, in shards: one map of a million values would grow, at some moment, for twenty milliseconds.
+        self._numbers: dict[str, list[dict[str, int]]] = {}
         self._taken = taken
-        self._next: dict[str, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._values)
 
     def placeholder(self, kind: str, value: str) -> str:
         label = self.labels.by_kind[kind]
-        known = self._placeholders.get((label, value))
-        if known is not None:
-            return known
-        number = self._next.get(label, 1)
-        while (label, number) in self._taken:
-            number += 1
-        self._next[label] = number + 1
-        self._values[label, number] = value
-        made = self._placeholders[label, value] = f"[{label}_{number}]"
-        return made
+        values = self._values.get(label)
+        if values is None:
+            values = self._values[label] = [None]
+            self._numbers[label] = [{} for _ in range(_SHARDS)]
+        numbers = self._numbers[label][hash(value) % _SHARDS]
+        number = numbers.get(value)
+        if number is None:
+            while (label, len(values)) in self._taken:
+                values.append(None)
+            number = numbers[value] = len(values)
+            values.append(value)
+        return f"[{label}_{number}]"
 
     def restore(self, text: str, json_text: bool = False) -> str:
         """The text with the values put back; inside JSON text they are escaped as its strings need it."""
 
         def value(found: re.Match[str]) -> str:
             label = re.sub(_BETWEEN, "_", found[1]).upper()
-            known = self._values.get((label, int(found[2])))
+            values, number = self._values.get(label, ()), int(found[2])
+            known = values[number] if number < len(values) else None
             if known is None:
                 return found[0]
             return encode_string(known).decode() if json_text else known
@@ -112,16 +113,14 @@ class Vault:
         return Restorer(self, api, events)
 
 
-def taken_in(labels: Labels, texts: list[bytes]) -> set[tuple[str, int]]:
-    """Labels and numbers of everything in these texts that reads as a placeholder."""
+def taken_in(labels: Labels, text: bytes) -> set[tuple[str, int]]:
+    """Labels and numbers of everything in the text that reads as a placeholder."""
     found = set()
-    for text in texts:
-        text = text.replace(b"\0", b"")
-        at = text.find(b"[")
-        while at >= 0:
-            if (match := labels.at_bytes(text, at)) is not None:
-                label = re.sub(_BETWEEN.encode(), b"_", match[1]).decode().upper()
-                found.add((label, int(match[2])))
-            at = text.find(b"[", at + 1)
+    at = text.find(b"[")
+    while at >= 0:
+        piece = text[at : at + 2 * MAX_PLACEHOLDER].replace(b"\0", b"")
+        if (match := labels.at_bytes(piece)) is not None:
+            label = re.sub(_BETWEEN.encode(), b"_", match[1]).decode().upper()
+            found.add((label, int(match[2])))
+        at = text.find(b"[", at + 1)
     return found
-

@@ -5,11 +5,13 @@ In: UTF-8 text. Out: spans in order, none touching another: (start, end, kind). 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from laya.stages.detect.emails import find_credentials, find_emails
 from laya.stages.detect.numbers import find_numbers
 from laya.stages.detect.own import OwnPatterns
 from laya.stages.detect.secrets import find_lettered, find_secrets
-from laya.stages.detect.window import Span, windows
+from laya.stages.detect.window import Span, Window, windows
 
 NUMBERS = frozenset({"phone", "id", "card"})
 
@@ -28,29 +30,29 @@ class Scanner:
         if patterns:
             self._finders.append(OwnPatterns(patterns).find)
 
-    def scan(self, text: bytes) -> list[Span]:
+    def scan(self, text: bytes) -> Iterator[Span]:
+        """As they are found: a text of megabytes may hold a million, which nobody should sort at once."""
+        return joined(span for window in windows(text) for span in self._in(window))
+
+    def _in(self, window: Window) -> list[Span]:
         found: list[Span] = []
-        for window in windows(text):
-            for finder in self._finders:
-                finder(window, found)
-        found = [span for span in found if span[2] in self._kinds]
-        return apart(found)
+        for finder in self._finders:
+            finder(window, found)
+        return sorted([span for span in found if span[2] in self._kinds])
 
 
-def apart(found: list[Span]) -> list[Span]:
-    """In order; spans that overlap become one, of the longest one's kind: nothing of either may be left."""
-    if not found:
-        return found
-    found.sort()
-    joined = [found[0]]
-    longest = found[0]
-    for span in found[1:]:
-        start, end, _ = joined[-1]
-        if span[0] >= end:
-            joined.append(span)
-            longest = span
+def joined(spans: Iterable[Span]) -> Iterator[Span]:
+    """Of spans in order; those that overlap become one, of the longest one's kind: nothing of either may be left."""
+    start = end = longest = 0
+    kind = ""
+    for begins, ends, its_kind in spans:
+        if begins >= end:
+            if end:
+                yield start, end, kind
+            start, end, kind, longest = begins, ends, its_kind, ends - begins
             continue
-        if span[1] - span[0] > longest[1] - longest[0]:
-            longest = span
-        joined[-1] = (start, max(end, span[1]), longest[2])
-    return joined
+        if ends - begins > longest:
+            kind, longest = its_kind, ends - begins
+        start, end = min(start, begins), max(end, ends)
+    if end:
+        yield start, end, kind
