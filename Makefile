@@ -26,7 +26,7 @@ help:
 	@echo "make docs     write laya.yaml and docs/configuration.md from the code"
 	@echo "make bench    run the benchmarks (their short form)"
 	@echo "make fuzz     compare the HTTP parsers on random input"
-	@echo "make binary         one executable, dist/laya: router, engine and the default model (some 375 MB)"
+	@echo "make binary         one executable, dist/laya: router, engine and the default model (some 370 MB)"
 	@echo "make binary-router  dist/laya-router: the router alone (some 16 MB)"
 	@echo "make compiled the data plane as C extensions, under build/compiled, tested"
 	@echo "make clean    remove environments, caches and builds; models stay"
