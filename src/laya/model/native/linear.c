@@ -6,7 +6,8 @@
 #define VECTORS (BLOCK_ROWS / LANES)
 #define HALF (BLOCK_ROWS / 2)
 #define TILE_ROWS 6 /* with four vectors of weights: 24 sums, 29 of 32 registers */
-#define AHEAD 1024 /* bytes of packed weights asked for before they are needed */
+/* Bytes of weights asked for before they are needed: of 512 to 16384 the best at one row, a third faster than 512. */
+#define AHEAD 4096
 
 /* Four vectors of 4-bit numbers less 8: a byte has row r in its low half and row r + 32 in its high one. */
 INLINE void unpack(const uint8_t *bytes, __m512 table, __m512 w[VECTORS]) {
@@ -83,6 +84,7 @@ static void four_bits(const Part *part, int64_t columns, int64_t block, const In
         if (count > TILE_ROWS) {
             for (int k = 0; k < SUM_COLUMNS; k++) {
                 __m512 w[VECTORS];
+                if (!(k & 1)) _mm_prefetch((const char *)packed + k * HALF + AHEAD, _MM_HINT_T0);
                 unpack(packed + k * HALF, table, w);
                 for (int v = 0; v < VECTORS; v++) _mm512_store_ps(panel + k * BLOCK_ROWS + v * LANES, w[v]);
             }
@@ -106,7 +108,10 @@ INLINE void bytes_tile(int inputs, int wide, const int8_t *weights, int64_t colu
         __mmask64 there = columns - k >= 64 ? ~0ull : (1ull << (columns - k)) - 1;
         __m512i w[WEIGHT_ROWS];
 #pragma GCC unroll 2
-        for (int n = 0; n < wide; n++) w[n] = _mm512_maskz_loadu_epi8(there, weights + n * columns + k);
+        for (int n = 0; n < wide; n++) {
+            _mm_prefetch((const char *)weights + n * columns + k + AHEAD, _MM_HINT_T0);
+            w[n] = _mm512_maskz_loadu_epi8(there, weights + n * columns + k);
+        }
 #pragma GCC unroll 4
         for (int m = 0; m < inputs; m++) {
             __m512i a = _mm512_loadu_si512(input->high + (row + m) * input->planes_stride + k);

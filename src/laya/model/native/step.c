@@ -10,6 +10,7 @@
 
 #define TILE 96       /* input rows that a block is multiplied with at once: its sums (24 KiB) stay in the first cache */
 #define ALONE_ROWS 8  /* up to so many rows each thread prepares a product's input for itself: cheaper than a barrier */
+#define APART 8       /* counters of two threads: a cache line */
 #define PHASES 6      /* counters of a layer, in the order of use */
 
 static int64_t largest(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -62,8 +63,12 @@ static void take_input(Input *input, uint8_t **at, int64_t rows, int64_t width) 
     input->steps = (float *)take(at, rows * 4);
 }
 
+static int64_t phase_counters(const Work *work) { return work->step->threads * APART; }
+
+static int64_t counter_bytes(const Work *work, int64_t layers) { return layers * PHASES * phase_counters(work) * 8; }
+
 static uint8_t *lay_out(const Model *model, int64_t rows, uint8_t *at, Work *work) {
-    work->counters = (int64_t *)take(&at, (model->layers * PHASES + 1) * 8);
+    work->counters = (int64_t *)take(&at, counter_bytes(work, model->layers));
     work->qkv = (float *)take(&at, rows * (model->heads + 2 * model->kv_heads) * model->head_dim * 4);
     work->seen = (float *)take(&at, rows * model->heads * model->head_dim * 4);
     work->gated = (float *)take(&at, rows * model->intermediate * 4);
@@ -81,7 +86,8 @@ static uint8_t *lay_out_thread(const Model *model, uint8_t *at, Thread *thread) 
 }
 
 int64_t laya_scratch_bytes(const Model *model, int64_t rows, int64_t threads) {
-    Work work;
+    Step step = {.threads = threads};
+    Work work = {.step = &step};
     Thread thread;
     int64_t shared = lay_out(model, rows, 0, &work) - (uint8_t *)0;
     return shared + threads * (lay_out_thread(model, 0, &thread) - (uint8_t *)0);
@@ -117,7 +123,17 @@ static const Input *prepare(Work *work, Thread *thread, const Linear *linear, co
     return input;
 }
 
-static int64_t next(int64_t *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
+/* The next of `units` for this thread, -1 when all are taken. Each thread has a run of its own, so that it reads a matrix from
+ * one place to the next, and then helps the others with theirs: one that lost its core holds nobody up. */
+static int64_t next(int64_t *counters, int64_t units) {
+    int threads = omp_get_num_threads(), own = omp_get_thread_num();
+    for (int i = 0; i < threads; i++) {
+        int64_t owner = (own + i) % threads, first = units * owner / threads, last = units * (owner + 1) / threads;
+        int64_t unit = first + __atomic_fetch_add(counters + owner * APART, 1, __ATOMIC_RELAXED);
+        if (unit < last) return unit;
+    }
+    return -1;
+}
 
 static Input from_row(const Input *input, int64_t row) {
     Input view = *input;
@@ -130,7 +146,7 @@ static Input from_row(const Input *input, int64_t row) {
 static void product(Work *work, Thread *thread, const Linear *linear, const Input *input, int64_t *counter, const float *bias,
                     int adds, float *out, int64_t stride) {
     int64_t rows = work->step->rows, tiles = (rows + TILE - 1) / TILE, blocks = (linear->rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    for (int64_t unit; (unit = next(counter)) < blocks * tiles;) {
+    for (int64_t unit; (unit = next(counter, blocks * tiles)) >= 0;) {
         int64_t block = unit / tiles, row = unit % tiles * TILE, count = rows - row < TILE ? rows - row : TILE;
         int64_t column = block * BLOCK_ROWS, width = linear->rows - column < BLOCK_ROWS ? linear->rows - column : BLOCK_ROWS;
         Input view = from_row(input, row);
@@ -160,7 +176,7 @@ INLINE __m512 gate(__m512 g, __m512 u, int64_t gelu) {
 
 static void gated(Work *work, Thread *thread, const Linear *linear, const Input *input, int64_t *counter) {
     int64_t rows = work->step->rows, tiles = (rows + TILE - 1) / TILE, width = work->model->intermediate;
-    for (int64_t unit; (unit = next(counter)) < width / BLOCK_ROWS * tiles;) {
+    for (int64_t unit; (unit = next(counter, width / BLOCK_ROWS * tiles)) >= 0;) {
         int64_t block = unit / tiles, row = unit % tiles * TILE, count = rows - row < TILE ? rows - row : TILE;
         Input view = from_row(input, row);
         linear_block(linear, block, &view, count, thread->block);
@@ -177,11 +193,11 @@ static void attention(Work *work, const Layer *layer, int64_t *turn, int64_t *se
     const Model *model = work->model;
     int64_t units = work->step->rows * model->kv_heads, apart = work->step->apart;
     if (!apart) {
-        for (int64_t i; (i = next(turn)) < units;)
+        for (int64_t i; (i = next(turn, units)) >= 0;)
             turn_heads(model, layer, work->step, work->qkv, i / model->kv_heads, i % model->kv_heads);
 #pragma omp barrier
     }
-    for (int64_t i; (i = next(see)) < units;) {
+    for (int64_t i; (i = next(see, units)) >= 0;) {
         if (apart) turn_heads(model, layer, work->step, work->qkv, i / model->kv_heads, i % model->kv_heads);
         attend(model, layer, work->step, work->qkv, work->seen, i / model->kv_heads, i % model->kv_heads);
     }
@@ -211,45 +227,47 @@ static void into_stream(Work *work, Thread *thread, const Linear *linear, const 
 }
 
 static void layer_step(Work *work, Thread *thread, const Layer *layer, int64_t *counters) {
+    int64_t by = phase_counters(work);
     const Input *input = prepare(work, thread, &layer->qkv, 0, layer->attn_norm);
     spent(work, REST);
     product(work, thread, &layer->qkv, input, counters, layer->qkv_bias, 0, work->qkv, layer->qkv.rows);
 #pragma omp barrier
     spent(work, PRODUCTS);
-    attention(work, layer, counters + 1, counters + 2);
+    attention(work, layer, counters + by, counters + 2 * by);
 #pragma omp barrier
     spent(work, ATTENTION);
     input = prepare(work, thread, &layer->o, work->seen, 0);
     spent(work, REST);
-    into_stream(work, thread, &layer->o, input, counters + 3, layer->post_attn_norm);
+    into_stream(work, thread, &layer->o, input, counters + 3 * by, layer->post_attn_norm);
     input = prepare(work, thread, &layer->gate_up, 0, layer->mlp_norm);
     spent(work, REST);
-    gated(work, thread, &layer->gate_up, input, counters + 4); /* with the activation, which is a small part of it */
+    gated(work, thread, &layer->gate_up, input, counters + 4 * by); /* with the activation, which is a small part of it */
 #pragma omp barrier
     spent(work, PRODUCTS);
     input = prepare(work, thread, &layer->down, work->gated, 0);
     spent(work, REST);
-    into_stream(work, thread, &layer->down, input, counters + 5, layer->post_mlp_norm);
+    into_stream(work, thread, &layer->down, input, counters + 5 * by, layer->post_mlp_norm);
 }
 
 void laya_step(const Model *model, const Step *step) {
     Work work = {.model = model, .step = step};
     uint8_t *own = lay_out(model, step->rows, step->scratch, &work);
-    memset(work.counters, 0, (size_t)(model->layers * PHASES) * sizeof(int64_t));
+    memset(work.counters, 0, (size_t)counter_bytes(&work, model->layers));
 #pragma omp parallel num_threads((int)step->threads)
     {
         Thread thread;
         int64_t bytes = lay_out_thread(model, 0, &thread) - (uint8_t *)0;
         lay_out_thread(model, own + omp_get_thread_num() * bytes, &thread);
         spent(&work, REST);
-        for (int64_t i = 0; i < model->layers; i++) layer_step(&work, &thread, model->layer + i, work.counters + i * PHASES);
+        int64_t by = PHASES * phase_counters(&work);
+        for (int64_t i = 0; i < model->layers; i++) layer_step(&work, &thread, model->layer + i, work.counters + i * by);
     }
 }
 
 void laya_logits(const Model *model, const Step *step, float *logits) {
     Work work = {.model = model, .step = step};
     uint8_t *own = lay_out(model, step->rows, step->scratch, &work);
-    work.counters[0] = 0;
+    memset(work.counters, 0, (size_t)phase_counters(&work) * sizeof(int64_t));
 #pragma omp parallel num_threads((int)step->threads)
     {
         Thread thread;
