@@ -53,9 +53,11 @@ class FakeRunner:
     eos_token_ids = frozenset({EOS})
 
     def __init__(
-        self, *, num_blocks: int = 64, block_size: int = 4, max_seq_len: int = 256, swap_blocks: int = 0, eos_every: int = 0
-    ) -> None:
+        self, *, num_blocks: int = 64, block_size: int = 4, max_seq_len: int = 256, swap_blocks: int = 0, eos_every: int = 0,
+        rows_are_exact: bool = True,
+    ) -> None:  # fmt: skip
         self.num_blocks = num_blocks
+        self.rows_are_exact = rows_are_exact
         self.block_size = block_size
         self.max_seq_len = max_seq_len
         self.eos_every = eos_every

@@ -93,7 +93,7 @@ class Engine:
         """Queue one request; raises what admission raises."""
         request = GenerationRequest(
             id=f"r{len(self.clients)}", prompt=prompt_ids, client=client, salt=salt,
-            sampling=SamplingParams(temperature=0.0, max_tokens=max_new, **sampling),
+            sampling=SamplingParams(**{"temperature": 0.0, "max_tokens": max_new} | sampling),
         )  # fmt: skip
         owner = Client()
         self.admission.reserve(request.sampling.n)

@@ -15,11 +15,12 @@ into a block of the sequence's own.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from laya.engine.sequence import Sequence
+from laya.engine.tiles import Tiles
 
-Key = tuple[int | str, tuple[int, ...]]
+Key = tuple[Hashable, tuple[int, ...]]
 _NONE = -2  # neither a block nor the neighbour before one
 
 
@@ -50,22 +51,27 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def match(self, token_ids: list[int], salt: str) -> list[int]:
-        """The cached blocks of the longest known prefix, short of the last token. Takes no reference."""
+    def match(self, token_ids: list[int], salt: str, tiles: Tiles | None = None) -> list[int]:
+        """The cached blocks of the longest known prefix, short of the last token. Takes no reference.
+
+        With `tiles` only blocks that were computed in the very same pieces, up to where one begins.
+        """
         size = self.block_size
-        parent: int | str = salt
+        parent: Hashable = salt if tiles is None else tiles.root(salt)
         found: list[int] = []
         for start in range(0, (len(token_ids) - 1) // size * size, size):
+            if tiles is not None:
+                parent = tiles.parent(parent, start + size)
             block = self._cached.get((parent, tuple(token_ids[start : start + size])))
             if block is None:
                 break
             found.append(block)
             parent = self._serials[block]
-        return found
+        return found if tiles is None else found[: tiles.start(len(found) * size) // size]
 
-    def cost(self, token_ids: list[int], salt: str, tail: int = 0) -> int:
+    def cost(self, token_ids: list[int], salt: str, tail: int = 0, tiles: Tiles | None = None) -> int:
         """How far `available` falls when a sequence of these tokens and `tail` more starts: blocks in use cost nothing."""
-        shared = sum(1 for block in self.match(token_ids, salt) if self._refs[block])
+        shared = sum(1 for block in self.match(token_ids, salt, tiles) if self._refs[block])
         return self.blocks_for(len(token_ids) + tail) - shared
 
     def start(self, sequence: Sequence, salt: str, *, reuse: bool = True, limit: int | None = None) -> bool:
@@ -73,7 +79,8 @@ class BlockPool:
 
         With `reuse` the cached prefix is shared and `num_computed` set past it; with `limit` only of the first so many tokens.
         """
-        shared = self.match(sequence.token_ids if limit is None else sequence.token_ids[:limit], salt) if reuse else []
+        tiles = sequence.tiles
+        shared = self.match(sequence.token_ids if limit is None else sequence.token_ids[:limit], salt, tiles) if reuse else []
         for block in shared:
             if self._refs[block] == 0:
                 del self._idle[block]
@@ -81,7 +88,7 @@ class BlockPool:
         sequence.block_table = shared
         sequence.num_computed = len(shared) * self.block_size
         sequence.num_registered = len(shared)
-        sequence.chain = self._serials[shared[-1]] if shared else salt
+        sequence.chain = self._serials[shared[-1]] if shared else salt if tiles is None else tiles.root(salt)
         if self.grow(sequence, len(sequence)):
             return True
         self.release(sequence)
@@ -104,7 +111,8 @@ class BlockPool:
         """Offer the blocks that became full and computed to the prefix cache; a prefix known already keeps its block."""
         size = self.block_size
         for index in range(sequence.num_registered, sequence.num_computed // size):
-            key = (sequence.chain, tuple(sequence.token_ids[index * size : (index + 1) * size]))
+            chain = sequence.chain if sequence.tiles is None else sequence.tiles.parent(sequence.chain, (index + 1) * size)
+            key = (chain, tuple(sequence.token_ids[index * size : (index + 1) * size]))
             block = self._cached.get(key)
             if block is None:
                 block = sequence.block_table[index]

@@ -19,6 +19,7 @@ from laya.engine.pace import Opening
 from laya.engine.sequence import Sequence, Status
 from laya.engine.settings import EngineSettings
 from laya.engine.step import Runner, Sampled, Scheduled
+from laya.engine.tiles import Tiles, tile_tokens
 
 log = logging.getLogger("laya.engine")
 
@@ -29,6 +30,22 @@ def _age(sequence: Sequence) -> int:
 
 def _left(sequence: Sequence) -> int:
     return len(sequence.token_ids) - sequence.num_computed
+
+
+def _pieces(sequence: Sequence, tokens: int) -> Iterator[tuple[int, int]]:
+    """Runs [start, end) of at most so many tokens in all; a seeded sequence's own tokens are computed anew singly."""
+    start, last, tiles = sequence.num_computed, len(sequence.token_ids), sequence.tiles
+    if tiles is None:
+        yield start, min(last, start + tokens)
+        return
+    limit, end = start + tokens, start
+    while end < tiles.prompt and tiles.after(end) <= limit:
+        end = tiles.after(end)
+    if end > start:
+        yield start, end
+    if end >= tiles.prompt:
+        for position in range(end, min(last, limit)):
+            yield position, position + 1
 
 
 class Scheduler:
@@ -47,6 +64,7 @@ class Scheduler:
         self._max_prefills = settings.max_concurrent_prefills
         # A full decode batch still leaves one block's worth for a prompt.
         self._step_tokens = max(settings.prefill_chunk_tokens, settings.max_num_seqs + runner.block_size)
+        self._tile = tile_tokens(self._step_tokens, settings.max_num_seqs, runner.block_size)
         self._short_turn = False
         self._next_id = 0
         self.reset()
@@ -181,6 +199,7 @@ class Scheduler:
                 self.groups.add(offer.group)
                 places -= 1
             sequence = offer.group.choice(self._next_id, index)
+            sequence.tiles = self._tiles(offer)
             self._next_id += 1
             self.parked.append(sequence)
             if (index == 0 or offer.group.prompt_ready) and self._start(sequence):
@@ -211,11 +230,11 @@ class Scheduler:
             if sequence.request not in requests and len(requests) == self._max_prefills:
                 continue
             requests.add(sequence.request)
-            count = min(_left(sequence), tokens)
-            if count == 0:
+            if tokens == 0:
                 break
-            batch.append(Scheduled(sequence, sequence.num_computed, count))
-            tokens -= count
+            for start, end in _pieces(sequence, tokens):
+                batch.append(Scheduled(sequence, start, end - start))
+                tokens -= end - start
 
     # -- room ----------------------------------------------------------------------------------------------------------------
 
@@ -231,7 +250,14 @@ class Scheduler:
 
     def _cost_of_choice(self, offer: Offer) -> int:
         prepared = offer.prepared
-        return self.blocks.cost(prepared.prompt_ids, prepared.request.salt, prepared.tail)
+        return self.blocks.cost(prepared.prompt_ids, prepared.request.salt, prepared.tail, self._tiles(offer))
+
+    def _tiles(self, offer: Offer) -> Tiles | None:
+        """A request with a seed is promised its text whatever else runs; options are scored, not sampled."""
+        prepared = offer.prepared
+        if self._runner.rows_are_exact or prepared.request.sampling.seed is None or prepared.options is not None:
+            return None
+        return Tiles(self._tile, len(prepared.prompt_ids))
 
     def _drop_swapped(self, sequence: Sequence) -> None:
         ticket, sequence.swap_ticket = sequence.swap_ticket, None

@@ -6,8 +6,10 @@ Owned by the engine thread from admission on. The runner reads it while a step i
 from __future__ import annotations
 
 import enum
+from collections.abc import Hashable
 from typing import Any
 
+from laya.engine.tiles import Tiles
 from laya.schema.generation import SamplingParams
 
 
@@ -28,7 +30,7 @@ class Sequence:
     __slots__ = (
         "seq_id", "request", "index", "token_ids", "num_prompt_tokens", "num_computed", "num_cached", "block_table",
         "status", "sampling", "grammar", "seed", "arrival", "extra", "chain", "num_registered", "swap_ticket", "answer",
-        "asked",
+        "asked", "tiles",
     )  # fmt: skip
 
     def __init__(self, seq_id: int, prompt_ids: list[int], sampling: SamplingParams, *, index: int = 0, seed: int = 0) -> None:
@@ -46,11 +48,12 @@ class Sequence:
         self.seed = seed  # always set: the request's seed plus the index, or drawn at admission
         self.arrival = 0.0
         self.extra: Any = None
-        self.chain: int | str = ""  # prefix-cache identity of the last registered block; the tenant's salt before the first
+        self.chain: Hashable = ""  # prefix-cache identity of the last registered block; the first one's parent before it
         self.num_registered = 0  # blocks of the table already offered to the prefix cache
         self.swap_ticket: Any = None  # what Runner.swap_out gave while its KV lies in host memory
         # Position -> (node, next tokens whose log-probabilities are wanted there), when options are scored.
         self.asked: dict[int, tuple[int, list[int]]] | None = None
+        self.tiles: Tiles | None = None  # how it must be cut; None: anyhow
         self.answer: Any = None  # turns its tokens into text and decides where it ends
 
     def __len__(self) -> int:

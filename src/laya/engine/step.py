@@ -69,6 +69,9 @@ class Runner(Protocol):
     vocab_size: int
     max_seq_len: int  # usable window
     eos_token_ids: frozenset[int]
+    # Whether a row's numbers are the same to the bit whatever is computed beside it and however its prompt is cut. If not,
+    # they are so for sequences with `tiles`, in the pieces that these tell.
+    rows_are_exact: bool
 
     def run(self, batch: list[Scheduled]) -> list[Sampled]:
         """Compute one step. A fault that concerns one sequence is its `Sampled.error`; any other is raised."""

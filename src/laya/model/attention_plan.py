@@ -60,11 +60,6 @@ class AttentionPlan:
         self.decodes = decodes
         self.prefills = prefills
 
-    @property
-    def decode_rows(self) -> int:
-        """How many rows, from the first on, are decodes."""
-        return self.decodes[-1].last if self.decodes else 0
-
 
 class KVWrite:
     """Where the step's rows go: `slots` [rows], and each layer's rows themselves where the slots lie side by side."""
@@ -88,10 +83,11 @@ class Planner:
         self.device = cache.pool.device
 
     def plan(
-        self, write: KVWrite, decodes: list[tuple[list[int], int]], prefills: list[tuple[list[int], int, int]],
+        self, write: KVWrite, decodes: list[tuple[list[int], int, bool]], prefills: list[tuple[list[int], int, int]],
         window: int | None,
     ) -> AttentionPlan:  # fmt: skip
-        """`decodes`: (block table, position), sorted by position, longest first; `prefills`: (block table, start, count).
+        """`decodes`: (block table, position, alone), longest first; `prefills`: (block table, start, count).
+        Rows that attend `alone` are padded by nobody: padding changes the order of sums.
 
         Rows stand in this order, decodes first.
         """
@@ -102,9 +98,9 @@ class Planner:
             first += count
         return AttentionPlan(write, groups, chunks)
 
-    def _decode_groups(self, decodes: list[tuple[list[int], int]], window: int | None) -> list[DecodeGroup]:
-        spans = [self._span(position, position + 1, window) for _, position in decodes]
-        lone = [self._is_lone(decodes[i][0], *spans[i]) for i in range(len(decodes))]
+    def _decode_groups(self, decodes: list[tuple[list[int], int, bool]], window: int | None) -> list[DecodeGroup]:
+        spans = [self._span(position, position + 1, window) for _, position, _ in decodes]
+        lone = [decodes[i][2] or self._is_lone(decodes[i][0], *spans[i]) for i in range(len(decodes))]
         groups, first = [], 0
         while first < len(decodes):
             longest, last, padding = spans[first][1] - spans[first][0], first + 1, 0
@@ -124,7 +120,7 @@ class Planner:
         return table[begin:end] == list(range(table[begin], table[begin] + end - begin))
 
     def _group(
-        self, decodes: list[tuple[list[int], int]], spans: list[tuple[int, int]], first: int, last: int, blocks: int,
+        self, decodes: list[tuple[list[int], int, bool]], spans: list[tuple[int, int]], first: int, last: int, blocks: int,
         window: int | None,
     ) -> DecodeGroup:  # fmt: skip
         table = np.full((last - first, blocks), self.pad_block, dtype=np.int64)

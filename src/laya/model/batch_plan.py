@@ -41,7 +41,7 @@ class BatchPlanner:
     def plan(self, batch: list[Scheduled]) -> BatchPlan:
         extra = [int(scores_prompt(item) and item.start > 0) for item in batch]
         # A single token attends like a decode, whatever it is; the longest first so that neighbours are padded least.
-        order = sorted(range(len(batch)), key=lambda i: (batch[i].count + extra[i] > 1, -batch[i].start))
+        order = sorted(range(len(batch)), key=lambda i: (_kind(batch[i], extra[i]), -batch[i].start))
         plan = BatchPlan([batch[i] for i in order], order, [extra[i] for i in order])
         for item, again in zip(plan.items, plan.extra, strict=True):
             sequence, start, end = item.sequence, item.start - again, item.start + item.count
@@ -62,6 +62,14 @@ class BatchPlanner:
         size = self.block_size
         own = [table[p // size] * size + p % size for p in range(start + again, end)]
         return [self.scratch_slot, *own] if again else own
+
+
+def _kind(item: Scheduled, again: int) -> int:
+    """0: a decode; 1: a chunk; 2: a chunk whose pieces are computed alone."""
+    tiles = item.sequence.tiles
+    if tiles is not None and item.start < tiles.prompt:
+        return 2
+    return int(item.count + again > 1)
 
 
 def scores_prompt(item: Scheduled) -> bool:

@@ -123,6 +123,7 @@ class CompiledForward:
     """Runs plans by the compiled step. `why_not(decoder, cache)` must be None."""
 
     kind = "compiled"
+    rows_are_exact = True  # its sums have one order
 
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:
         self._decoder, self._cache = decoder, cache
@@ -167,10 +168,10 @@ class CompiledForward:
         return stream.wide
 
     @torch.inference_mode()
-    def logits(self, wide: torch.Tensor) -> torch.Tensor:
+    def logits(self, wide: torch.Tensor, exact: bool = False) -> torch.Tensor:
         """Rows of what `run` gave -> float32 [rows, vocab]."""
         if not self._has_head:
-            return self._decoder.logits(wide)
+            return self._decoder.logits(wide, exact)
         logits = torch.empty((len(wide), self._model.head.rows), dtype=torch.float32)
         step = self._step(wide.contiguous(), len(wide))
         self._functions.laya_logits(ctypes.byref(self._model), ctypes.byref(step), logits.data_ptr())

@@ -16,6 +16,7 @@ from laya.model.attention import Heads, attend
 from laya.model.attention_plan import AttentionPlan
 from laya.model.kv_cache import KVCache
 from laya.model.quant import DenseLinear, Int8Linear, Linear
+from laya.model.rows import Rows
 from laya.model.spec import ModelSpec, RopeSpec
 
 STREAM_TAIL = 16  # floats behind each row of the residual: one is used, 16 keep rows aligned to cache lines
@@ -63,20 +64,20 @@ class Decoder:
         self.rope_tables = {rope: rope_table(rope, spec.head_dim, max_seq_len, device) for rope in {x.kind[0] for x in layers}}
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, plans: dict[int | None, AttentionPlan], cache: KVCache
-    ) -> torch.Tensor:
+        self, token_ids: torch.Tensor, positions: torch.Tensor, plans: dict[int | None, AttentionPlan], cache: KVCache,
+        rows: Rows,
+    ) -> torch.Tensor:  # fmt: skip
         """[rows] ids and positions -> the residual stream after the last layer (`Stream.wide`). `plans` is keyed by window."""
         turned = self.spec.heads + self.spec.kv_heads
         rotations = {rope: table[positions].repeat(1, turned) for rope, table in self.rope_tables.items()}
         stream = self.stream(token_ids)
         h = torch.empty(stream.values.shape, dtype=self.dtype, device=stream.values.device)
-        decodes = next(iter(plans.values())).decode_rows
         for number, layer in enumerate(self.layers):
             rope, window = layer.kind
-            qkv = self.project(layer, stream.normed(layer.attn_norm, h), rotations[rope], decodes)
+            qkv = self.project(layer, stream.normed(layer.attn_norm, h), rotations[rope], rows)
             seen = attend(qkv, number, cache, plans[window], self.heads)
-            self._add(stream, layer.o(seen, decodes), layer.post_attn_norm)
-            self._add(stream, self.mlp(layer, stream.normed(layer.mlp_norm, h), decodes), layer.post_mlp_norm)
+            self._add(stream, layer.o(seen, rows), layer.post_attn_norm)
+            self._add(stream, self.mlp(layer, stream.normed(layer.mlp_norm, h), rows), layer.post_mlp_norm)
         return stream.wide
 
     def stream(self, token_ids: torch.Tensor) -> Stream:
@@ -86,9 +87,9 @@ class Decoder:
     def _add(self, stream: Stream, out: torch.Tensor, post_norm: torch.Tensor | None) -> None:
         stream.values.add_(out if post_norm is None else self.post_norm(out.float(), post_norm))
 
-    def project(self, layer: Layer, h: torch.Tensor, rotation: torch.Tensor, decodes: int) -> torch.Tensor:
+    def project(self, layer: Layer, h: torch.Tensor, rotation: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Queries, keys and values side by side, [rows, (heads + 2 * kv) * dim], queries and keys rotated."""
-        qkv = layer.qkv(h, decodes)
+        qkv = layer.qkv(h, rows)
         if layer.qkv_bias is not None:
             qkv.add_(layer.qkv_bias)
         qk = qkv[:, : self.turned_width]
@@ -100,16 +101,16 @@ class Decoder:
         qk.copy_(pairs)
         return qkv
 
-    def mlp(self, layer: Layer, h: torch.Tensor, decodes: int) -> torch.Tensor:
-        gate, up = layer.gate_up(h, decodes).chunk(2, dim=-1)
+    def mlp(self, layer: Layer, h: torch.Tensor, rows: Rows) -> torch.Tensor:
+        gate, up = layer.gate_up(h, rows).chunk(2, dim=-1)
         h = self.activation(gate).mul_(up)
         del gate, up  # the product that follows needs room of its own
-        return layer.down(h, decodes)
+        return layer.down(h, rows)
 
-    def logits(self, wide: torch.Tensor) -> torch.Tensor:
-        """Rows of what `forward` gave -> float32 [rows, vocab]."""
+    def logits(self, wide: torch.Tensor, exact: bool = False) -> torch.Tensor:
+        """Rows of what `forward` gave -> float32 [rows, vocab]. `exact`: each row's are the same to the bit in any company."""
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        return self.head.float32(torch.div(wide[:, : self.spec.hidden], length).mul_(self.final_norm))
+        return self.head.float32(torch.div(wide[:, : self.spec.hidden], length).mul_(self.final_norm), exact)
 
     @property
     def nbytes(self) -> int:

@@ -1,8 +1,8 @@
 """Matrices that are multiplied with: the group-affine 4-bit linear, the int8 one, the dense one, and row tables.
 
 In: `StoredTensor`s of a file. Out: callables from activations [rows, in] to [rows, out], in the activations' own dtype.
-Built by `load.py`, called by `layers.py` on the engine thread. Rows of a product never depend on one another, so a
-sequence's numbers do not depend on its batch.
+Built by `load.py`, called by `layers.py` on the engine thread. Rows of a product never depend on one another, but where sums
+are floating-point their order may depend on how many rows there are: `rows.py` says which rows must not feel that.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from laya.model.formats.stored import StoredTensor
 from laya.model.holding import cuda_tiles
+from laya.model.rows import ALL_FREE, Rows, product_apart, product_in_blocks
 
 aten = torch.ops.aten
 
@@ -31,13 +32,13 @@ HEAD_TILE_BYTES = 1 << 20  # of int8 rows that both planes of a lone row are mul
 class Linear(Protocol):
     """A matrix [out, in] held in some form."""
 
-    def __call__(self, x: torch.Tensor, decodes: int = 0) -> torch.Tensor:
-        """[rows, in] -> [rows, out], same dtype as x. The first `decodes` rows are decodes: their numbers must be the same to
-        the bit whatever stands behind them.
-        """
+    def __call__(self, x: torch.Tensor, rows: Rows = ALL_FREE) -> torch.Tensor:
+        """[rows, in] -> [rows, out], same dtype as x."""
 
-    def float32(self, x: torch.Tensor) -> torch.Tensor:
-        """The same with the result in float32, as precise as the form allows (for logits)."""
+    def float32(self, x: torch.Tensor, exact: bool = False) -> torch.Tensor:
+        """The same with the result in float32, as precise as the form allows (for logits). `exact`: each row's numbers must be
+        the same to the bit whatever rows stand beside it.
+        """
 
     @property
     def nbytes(self) -> int: ...
@@ -49,11 +50,16 @@ class DenseLinear:
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight = weight
 
-    def __call__(self, x: torch.Tensor, decodes: int = 0) -> torch.Tensor:
-        return F.linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
+    def __call__(self, x: torch.Tensor, rows: Rows = ALL_FREE) -> torch.Tensor:
+        given = x.to(self.weight.dtype)
+        return (product_apart(given, rows, self._product) if rows.exact else self._product(given)).to(x.dtype)
 
-    def float32(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x.to(self.weight.dtype), self.weight).float()
+    def float32(self, x: torch.Tensor, exact: bool = False) -> torch.Tensor:
+        given = x.to(self.weight.dtype)
+        return (product_in_blocks(given, self._product) if exact else self._product(given)).float()
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Float32 rows [n, in] of a table."""
@@ -80,23 +86,37 @@ class Int4Linear:
         self._dense_rows = DENSE_ROWS if not packed.is_cuda and out_rows % PACK_ROWS == 0 and packs_as_known() else None
         self._panel = max(1, PANEL_WEIGHTS // (columns * PACK_ROWS)) * PACK_ROWS  # rows of the matrix
 
-    def __call__(self, x: torch.Tensor, decodes: int = 0) -> torch.Tensor:
-        if self._dense_rows is None or x.shape[0] - decodes < self._dense_rows:
-            return self._product(x, self.packed, self.group, self.scale_zero)
+    def __call__(self, x: torch.Tensor, rows: Rows = ALL_FREE) -> torch.Tensor:
+        """The packed product gives a row the same bits in any company, so decodes and short pieces take it together."""
+        if self._dense_rows is None:
+            return self._packed(x)
+        spans = [(0, len(x))] if rows is ALL_FREE else rows.long(self._dense_rows)
+        if not spans or len(x) < self._dense_rows:
+            return self._packed(x)
         out = torch.empty((x.shape[0], self.scale_zero.shape[1]), dtype=x.dtype)
-        if decodes:
-            out[:decodes] = self._product(x[:decodes], self.packed, self.group, self.scale_zero)
-        self._by_panels(x[decodes:].float(), out[decodes:])
+        done = 0
+        for first, last in (*spans, (len(x), len(x))):
+            if done < first:
+                out[done:first] = self._packed(x[done:first])
+            done = last
+        self._by_panels([x[first:last].float() for first, last in spans], [out[first:last] for first, last in spans])
         return out
 
-    def float32(self, x: torch.Tensor) -> torch.Tensor:
-        return self(x.to(torch.bfloat16)).float()
+    def float32(self, x: torch.Tensor, exact: bool = False) -> torch.Tensor:
+        x = x.to(torch.bfloat16)
+        return (self._packed(x) if exact else self(x)).float()
 
-    def _by_panels(self, x: torch.Tensor, out: torch.Tensor) -> None:
+    def _packed(self, x: torch.Tensor) -> torch.Tensor:
+        return self._product(x, self.packed, self.group, self.scale_zero)
+
+    def _by_panels(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        """Each input is multiplied alone, so that its numbers depend on its own shape only."""
         rows = self.scale_zero.shape[1]
         for first in range(0, rows, self._panel):
             last = min(rows, first + self._panel)
-            out[:, first:last] = torch.mm(x, unpack4(self.packed, self.scale_zero, self.group, first, last))
+            panel = unpack4(self.packed, self.scale_zero, self.group, first, last)
+            for x, out in zip(inputs, outputs, strict=True):
+                out[:, first:last] = torch.mm(x, panel)
 
     @property
     def nbytes(self) -> int:
@@ -143,10 +163,10 @@ class Int8Linear:
         self._tiles = [tile.t() for tile in weight.split(max(1, HEAD_TILE_BYTES // weight.shape[1]))]
         self._integers = has_vnni()
 
-    def __call__(self, x: torch.Tensor, decodes: int = 0) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rows: Rows = ALL_FREE) -> torch.Tensor:
         return self.float32(x).to(x.dtype)
 
-    def float32(self, x: torch.Tensor) -> torch.Tensor:
+    def float32(self, x: torch.Tensor, exact: bool = False) -> torch.Tensor:
         x = x.float()
         if not self._integers:
             return aten._weight_int8pack_mm(x, self.weight, self.scale)
@@ -184,11 +204,11 @@ class StackedLinear:
     def __init__(self, parts: list[Linear]) -> None:
         self.parts = parts
 
-    def __call__(self, x: torch.Tensor, decodes: int = 0) -> torch.Tensor:
-        return torch.cat([part(x, decodes) for part in self.parts], dim=-1)
+    def __call__(self, x: torch.Tensor, rows: Rows = ALL_FREE) -> torch.Tensor:
+        return torch.cat([part(x, rows) for part in self.parts], dim=-1)
 
-    def float32(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([part.float32(x) for part in self.parts], dim=-1)
+    def float32(self, x: torch.Tensor, exact: bool = False) -> torch.Tensor:
+        return torch.cat([part.float32(x, exact) for part in self.parts], dim=-1)
 
     @property
     def nbytes(self) -> int:

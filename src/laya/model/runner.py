@@ -38,6 +38,7 @@ class TorchRunner:
         self.eos_token_ids = eos_token_ids
         self._planner = BatchPlanner(cache.block_size, cache.scratch_block)
         self.forward = forward_of(decoder, cache, eager)
+        self.rows_are_exact = self.forward.rows_are_exact
         self._place = cache.pool.device
         self._sizes = {"params": decoder.nbytes, "kv": cache.nbytes, "swap": cache.host.nbytes}
 
@@ -78,8 +79,10 @@ class TorchRunner:
             results[i].error = EngineFailed("the model computed numbers that are not finite for this request")
         rows = [i for i, item in enumerate(plan.items) if item.samples and i not in broken]
         if rows:
-            logits = self.forward.logits(last if len(rows) == len(last) else last[rows])
-            sampled = sample(logits, [plan.items[i].sequence for i in rows], self.eos_token_ids)
+            sequences = [plan.items[i].sequence for i in rows]
+            seeded = any(sequence.sampling.seed is not None for sequence in sequences)
+            logits = self.forward.logits(last if len(rows) == len(last) else last[rows], seeded)
+            sampled = sample(logits, sequences, self.eos_token_ids)
             for i, result in zip(rows, sampled, strict=True):
                 results[i] = result
         return results
