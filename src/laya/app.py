@@ -32,6 +32,7 @@ from laya.gateway.staging import Stages
 from laya.log import Log, forward_logging
 from laya.net.backends import make_backends
 from laya.net.clock import Clock
+from laya.net.guests import GuestWorker
 from laya.net.room import Memory
 from laya.net.server import COMPILED, Server
 from laya.net.watchers import Watchers
@@ -70,6 +71,7 @@ async def _serve(config: Config, role: str, log: Log, read: Callable[[], Config]
     clock = Clock(loop, lambda stall: setattr(telemetry, "longest_stall", max(telemetry.longest_stall, stall)))
     server = Server(config.server, clock, loop)
     worker = Worker(loop, lambda fault: log.event("error", "fault", where="worker", kind=type(fault).__name__))
+    guests = GuestWorker(loop, lambda fault: log.event("error", "fault", where="stages", kind=type(fault).__name__))
     failures: list[StartError] = []
 
     def engine_failed(error: StartError, was_ready: bool) -> None:
@@ -105,7 +107,7 @@ async def _serve(config: Config, role: str, log: Log, read: Callable[[], Config]
     gateway = server.gateway = Gateway(
         table=table, backends=backends, engines=engines,
         access=access(config), telemetry=telemetry, log=log,
-        offload=worker.offload, now=lambda: clock.now, store=store,
+        offload=worker.offload, offload_guest=guests.offload, now=lambda: clock.now, store=store,
         sessions=sessions, later=loop.call_later, stages=stages,
         pages=Pages(
             Exposition(telemetry), ready=lambda: _ready(backends, engines, server), healthy=lambda: _healthy(backends, engines),
@@ -186,6 +188,7 @@ async def _serve(config: Config, role: str, log: Log, read: Callable[[], Config]
     for backend in backends.values():
         backend.pool.close()
     worker.stop()
+    guests.stop()
     if journal is not None:
         await loop.run_in_executor(None, journal.stop, 5.0)
     if link is not None:

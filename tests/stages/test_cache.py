@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from laya.gateway.flight import events_of
 from laya.routing.sessions.hot import HotTable
 from laya.stages.cache import ENTRY_BYTES, Kept, ResultCache
-from laya.stages.cache_key import FOREVER, PASSED_OVER, Question, read_control, read_question
+from laya.stages.cache_key import FOREVER, LARGE, PASSED_OVER, Question, read_control, read_question
 from laya.stages.replay import from_plain, from_stream, told_as_stream
 
 CHAT = {"model": "m", "temperature": 0, "messages": [{"role": "user", "content": "hi"}]}
@@ -195,6 +196,49 @@ def test_answers_with_numbers_of_any_size_are_kept_and_told_in_both_forms():
     assert from_plain("chat", body, question()) == body
     events = events_of(told_as_stream("chat", body, False))
     assert json.loads(events[0])["x"] == 10**40 and json.loads(from_stream("chat", events, None, question())[0])["x"] == 10**40
+
+
+def test_long_texts_and_tool_arguments_are_told_in_events_that_everybody_reads():
+    calls = [{"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": "\u1234" * size})}}
+             for n, size in ((1, 200_000), (2, 10), (3, 70_000))]  # fmt: skip
+    body = completion([choice("é" * 150_000, "tool_calls", tool_calls=calls, reasoning_content="r" * 70_000)])
+    told = told_as_stream("chat", body, False)
+    assert max(map(len, events_of(told))) < 512 * 1024
+    back, _ = from_stream("chat", events_of(told), (4, 5), question())
+    assert json.loads(back)["choices"] == json.loads(body)["choices"]
+
+
+def test_a_long_stream_is_joined_in_time_with_its_length():
+    """A quarter of a million pieces: with the square of it this would take minutes."""
+    deltas = [{"index": 0, "delta": {"content": "word "}} for _ in range(250_000)]
+    events = [*frames(*deltas, {"index": 0, "delta": {}, "finish_reason": "stop"}), b"[DONE]"]
+    began = time.monotonic()
+    body, _ = from_stream("chat", events, (1, 2), question())
+    assert json.loads(body)["choices"][0]["message"]["content"] == "word " * 250_000
+    assert time.monotonic() - began < 60
+
+
+LONG = {**CHAT, "messages": [{"role": "user", "content": "x" * LARGE}]}
+
+
+@pytest.mark.parametrize("change", [
+    {"temperature": 0, "seed": 1}, {"max_tokens": 5}, {"messages": [{"role": "user", "content": "x" * LARGE + "y"}]}, {"num_ctx": 1},
+])  # fmt: skip
+def test_large_questions_are_kept_apart_and_told_apart_from_their_form_as_small_ones_are(change):
+    asked = question(LONG)
+    assert question({**LONG, **change}).key != asked.key
+    assert question(dict(reversed(LONG.items()))).key == asked.key
+    again = question({**LONG, "stream": True, "stream_options": {"include_usage": True}, "user": "u", "metadata": {"a": 1}})
+    assert again.key == asked.key and (again.stream, again.wants_count) == (True, True)
+    assert question(LONG, scope=("other", *SCOPE[1:])).key != asked.key
+
+
+def test_large_questions_that_are_sampled_or_ambiguous_pass_by():
+    text = json.dumps(LONG)
+    assert question({**LONG, "temperature": 1}) is None and question({**LONG, "temperature": 1}, any_temperature=True) is not None
+    assert question(f'{text[:-1]}, "seed": 7}}'.encode()) is not None
+    assert question(f'{text[:-1]}, "model": "again"}}'.encode()) is None
+    assert question(f"{text[:-1]},}}".encode()) is None
 
 
 def test_completions_are_told_in_both_forms():

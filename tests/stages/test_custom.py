@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from laya.net.guests import MAX_HANGING
 from raw import post, read_all
 from scripted_upstream import DONE, SSE_HEAD, Sleep, answer, chunked, completion, stream
 from server import running
@@ -250,6 +251,91 @@ def test_a_client_that_leaves_a_slow_stage_leaves_nothing_behind(laya, upstream)
     assert laya.chat("m", "x")[0] == 200
 
 
+HANGING = '''
+import threading, time
+from pathlib import Path
+
+FREED = Path(__file__).with_name("freed")
+
+def hang():
+    while not FREED.exists():
+        time.sleep(0.02)
+
+class Hanging:
+    def request(self, body, about):
+        if body.get("user") == "hang":
+            hang()
+
+    def answer(self, about):
+        return self
+
+    def delta(self, text, channel):
+        if "hang" in text:
+            hang()
+        return text
+
+    def end(self, channel):
+        return ""
+
+class Promising:
+    async def request(self, body, about):
+        return body
+'''
+
+
+@pytest.fixture
+def hanging(upstream, tmp_path):
+    (tmp_path / "hanging.py").write_text(HANGING)
+    config = {
+        "backends": {"up": {"url": upstream.url, **BACKEND}}, "routes": [{"match": "*", "to": "up"}],
+        "stages": {"custom": ["hanging:Hanging"], "custom_timeout_s": 0.5},
+    }  # fmt: skip
+    with running(config, tmp_path) as laya:
+        yield laya
+        (tmp_path / "freed").touch()
+
+
+def test_a_stage_that_hangs_ends_its_own_request_and_no_other(hanging, upstream):
+    upstream.script = lambda asked: [answer(completion("fine"))]
+    for _ in range(3):
+        status, body, _ = hanging.chat("m", "x", user="hang")
+        assert status == 500 and body["error"]["code"] == "stage_failed" and "hanging:Hanging" in body["error"]["message"]
+        assert hanging.chat("m", "x")[0] == 200
+        assert hanging.chat("m", "x" * 100_000)[0] == 200  # large bodies have another worker
+    assert hanging.metric("laya_stage_faults_total") == 3
+
+
+def test_a_stage_that_hangs_in_an_answer_ends_that_answer(hanging, upstream):
+    upstream.script = lambda asked: [answer(completion("hang"))]
+    status, body, _ = hanging.chat("m", "x")
+    assert status == 500 and "hanging:Hanging" in body["error"]["message"]
+    begun, *rest = stream("good ", "hang ", "never")[1:]
+    upstream.script = lambda asked: [SSE_HEAD, begun, Sleep(0.3), *rest]
+    with hanging.connect() as sock:
+        sock.sendall(post(b'{"model":"m","stream":true,"messages":[]}'))
+        raw = read_all(sock)
+    assert b"good " in raw and b"stage_failed" in raw and b"never" not in raw and b"[DONE]" not in raw
+    assert hanging.wait_for(lambda: hanging.metric("laya_backend_inflight") == 0)
+
+
+def test_only_so_many_may_hang_and_those_that_return_make_room(hanging, upstream, tmp_path):
+    upstream.script = lambda asked: [answer(completion("fine"))]
+    said = [hanging.chat("m", "x", user="hang")[0] for _ in range(MAX_HANGING)]
+    assert said == [500] * MAX_HANGING
+    assert hanging.chat("m", "x")[0] == 503
+    (tmp_path / "freed").touch()
+    assert hanging.wait_for(lambda: hanging.chat("m", "x")[0] == 200)
+
+
+def test_a_stage_must_not_promise_its_work(upstream, tmp_path):
+    """A coroutine is no body: the stage is named."""
+    (tmp_path / "hanging.py").write_text(HANGING)
+    config = {"backends": {"up": {"url": upstream.url, **BACKEND}}, "routes": [{"match": "*", "to": "up"}]}
+    with running({**config, "stages": {"custom": ["hanging:Promising"]}}, tmp_path) as laya:
+        status, body, _ = laya.chat("m", "x")
+        assert status == 500 and "hanging:Promising" in body["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -274,7 +360,7 @@ def test_check_says_so_before_anybody_starts(tmp_path):
         [sys.executable, "-m", "laya", "check", "--config", "c.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
-    assert done.returncode == 78 and "stages.custom: nowhere:x" in done.stderr
+    assert done.returncode == 78 and "stages.custom: nowhere:x" in done.stderr, done.stderr
 
 
 def test_a_reload_takes_other_stages_and_keeps_the_old_where_one_cannot_be_had(upstream, tmp_path):

@@ -297,3 +297,12 @@ def test_the_engine_in_process_sees_placeholders_only(model_path, tmp_path):
         streamed = ask(served, "/v1/completions", {**body, "prompt": prompt, "stream": True})
         texts = [event["choices"][0]["text"] for event in events_of(streamed)[:-1] if event["choices"]]
         assert plain.startswith(f" {PHONE}. number {PHONE}") and "".join(texts) == plain
+
+
+def test_a_value_in_the_name_of_the_model_is_refused_and_told_nowhere(laya, upstream):
+    """The router and the backend need the name as it is. (case 58)"""
+    before = len(upstream.asked)
+    status, body, _ = laya.call("POST", "/v1/chat/completions", {"model": f"m-{EMAIL}", "messages": []})
+    error = json.loads(body)["error"]
+    assert status == 400 and error["code"] == "redaction_blocked" and error["param"] == "model" and EMAIL not in error["message"]
+    assert len(upstream.asked) == before and not any(EMAIL in json.dumps(line) for line in laya.lines)

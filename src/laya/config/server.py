@@ -168,3 +168,6 @@ class StagesConfig(Section, kw_only=True):
         ],
         about('stages of your own, each "module:factory"'),
     ] = ()
+    custom_timeout_s: Annotated[
+        float, about("how long one call of a stage of your own may take; its request then ends with 500", gt=0, le=_DAY_S)
+    ] = 30.0

@@ -54,16 +54,19 @@ RECENT = 200
 # Not logged: balancers, and routers that start an engine, ask many times a minute. Metrics count them; changes are logged.
 PROBES = frozenset({b"/health", b"/ready"})
 Offload = Callable[[Callable[[], Any], Callable[[Any], None]], None]
+OffloadGuest = Callable[[Callable[[], Any], Callable[[Any], None], float, Callable[[], LayaError]], None]
 
 
 class Gateway:
-    """`offload(work, done)` runs `work` in the preparation worker and `done(result or LayaError)` on the loop;
+    """`offload(work, done)` runs `work` in the preparation worker and `done(result or LayaError)` on the loop; so does
+    `offload_guest(work, done, limit_s, late)` in a worker for what may hang, with `done(late())` after so long;
     `later(seconds, call)` runs `call` on the loop after a while, and its result can be cancelled."""
 
     def __init__(
         self, *, table: RouteTable, backends: dict[str, Backend], engines: dict[str, Any], access: Access, telemetry: Telemetry,
-        log: Log, offload: Offload, now: Callable[[], float], pages: Pages, store: ResponseStore | None = None,
-        sessions: SessionStore | None = None, later: Later | None = None, stages: Stages | None = None,
+        log: Log, offload: Offload, offload_guest: OffloadGuest, now: Callable[[], float], pages: Pages,
+        store: ResponseStore | None = None, sessions: SessionStore | None = None, later: Later | None = None,
+        stages: Stages | None = None,
     ) -> None:  # fmt: skip
         self.table = table
         self.backends = backends
@@ -72,6 +75,7 @@ class Gateway:
         self.telemetry = telemetry
         self.log = log
         self.offload = offload
+        self.offload_guest = offload_guest
         self.now = now
         self.models = ModelList(table, engines, backends)
         self.selection = Selection(table, backends, engines, self.models, now)
@@ -172,7 +176,8 @@ class Gateway:
         self.park(connection, request, body, plan, lambda: _unpack_and_read(body, encoding, limit, plan.boundary), then)
 
     def park(
-        self, connection, request, body: bytes, plan: HeadPlan, work: Callable[[], Any], then: Callable[[Any], None]
+        self, connection, request, body: bytes, plan: HeadPlan, work: Callable[[], Any], then: Callable[[Any], None],
+        offload: Offload | None = None,
     ) -> None:  # fmt: skip
         """`then(work())`, where the work is done in the worker and the request keeps its place meanwhile. Nothing more happens
         for a client that has left; what either raises is the request's answer."""
@@ -186,7 +191,7 @@ class Gateway:
             else:
                 self.guard(connection, request, body, plan, then, result)
 
-        self.offload(work, done)
+        (offload or self.offload)(work, done)
 
     def route(self, connection, request, body: bytes, plan: HeadPlan, fields: RoutingFields) -> None:
         """Find the request's way by its model name. Raises LayaError."""

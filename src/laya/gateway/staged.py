@@ -58,8 +58,8 @@ class Staged(Between):
     """`lines` are header lines that the stages add, `filters` what changes the answer, `ticket` what a key's limits gave."""
 
     __slots__ = (
-        "redacted", "prepared", "prompt_tokens", "lines", "filters", "counts", "cache", "question", "ticket", "over", "_form",
-        "_head", "_parts", "_size", "_jobs", "_begun",
+        "redacted", "prepared", "prompt_tokens", "lines", "filters", "counts", "cache", "question", "ticket", "over", "limit_s",
+        "_form", "_head", "_parts", "_size", "_jobs", "_begun",
     )  # fmt: skip
 
     def __init__(self, gateway, outer, request, body: bytes, plan) -> None:
@@ -74,6 +74,7 @@ class Staged(Between):
         self.question: Any = UNREAD  # of the cache; None: it passes by
         self.ticket: Any = None
         self.over = False
+        self.limit_s = 0.0  # how long a slow filter may take
         self._form = NONE
         self._begun = False
         self._head: tuple[int, bytes] = (0, b"")
@@ -167,9 +168,9 @@ class Staged(Between):
         elif self._form is STREAM:
             self._work(0, self._rest, self._finish)
         else:
-            body, self._parts = b"".join(self._parts), []
+            parts, self._parts = self._parts, []
             status, lines = self._head
-            self._work(len(body), lambda: self._whole(body), lambda made: self._reply(status, lines, made))
+            self._work(self._size, lambda: self._whole(b"".join(parts)), lambda made: self._reply(status, lines, made))
 
     def break_off(self, last: bytes = b"") -> None:
         if self.over:
@@ -298,10 +299,19 @@ class Staged(Between):
             self._next()
 
     def _next(self) -> None:
+        work = self._jobs[0][0]
         try:
-            self.gateway.offload(self._jobs[0][0], self._worked)
+            if any(step.slow for step in self.filters):
+                self.gateway.offload_guest(work, self._worked, self.limit_s, self._late)
+            else:
+                self.gateway.offload(work, self._worked)
         except LayaError as error:
             self._abort(error)
+
+    def _late(self) -> LayaError:
+        """What this ends with when its slow filter takes longer than it may."""
+        slow = [step for step in self.filters if step.slow]
+        return next((step for step in slow if step.at_work), slow[0]).stage.late(self.limit_s)
 
     def _worked(self, made: bytes | LayaError) -> None:
         if self.over:

@@ -7,23 +7,26 @@ thread's.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from laya.config import Config
-from laya.errors import ConfigError, ContextLengthExceeded, InvalidRequest, Unavailable
+from laya.errors import ConfigError, ContextLengthExceeded, InvalidRequest, LayaError, Unavailable
 from laya.gateway.caching import Caching
 from laya.gateway.facts import read_facts
 from laya.gateway.metering import Metering
 from laya.gateway.staged import FILTER_ON_LOOP, Staged
-from laya.schema.codec import decode_members, encode_members
 from laya.schema.fields import RoutingFields, invalid_body, read_routing
+from laya.schema.pieces import member_spans
 from laya.stages.custom import About, CustomStage, load_stages
+from laya.stages.redact_json import Edited
 from laya.stages.texts import TextFilter
 from laya.wire.sse import EventStream, frame
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
+_key = msgspec.json.Decoder(str).decode
 
 
 class Stages:
@@ -34,6 +37,7 @@ class Stages:
         self.caching = config.stages.cache
         self.caches = self.caching.enabled or any(route.cache for route in config.routes)
         self.backends = config.backends
+        self.limit_s = config.stages.custom_timeout_s
         self.customs = load_stages(config.stages.custom, config.path_of(""))
         redact = config.stages.redact
         self.reports = redact.mode == "report"
@@ -98,10 +102,17 @@ class Staging:
         job = Preparation(body, plan, fields, redactor, stages.reports, counted, customs, route.name)
         if len(body) <= FILTER_ON_LOOP and not customs:
             self._go_on(staged, request, plan, body, job.run())
-        else:
-            self._gateway.park(
-                staged, request, body, plan, job.run, lambda made: self._go_on(staged, request, plan, body, made)
-            )  # fmt: skip
+            return None
+        gateway, limit_s = self._gateway, stages.limit_s
+        offload = gateway.offload
+        if customs:
+            staged.limit_s = limit_s
+
+            def offload(work, done) -> None:
+                gateway.offload_guest(work, done, limit_s, lambda: job.late(limit_s))
+
+        then = partial(self._go_on, staged, request, plan, body)
+        gateway.park(staged, request, body, plan, job.run, then, offload)
         return None
 
     def check_prompt(self, staged: Staged, key) -> None:
@@ -162,6 +173,7 @@ class Preparation:
         self._reports = reports
         self._counted = counted
         self._customs = customs
+        self._at = customs[0] if customs else None  # the stage whose turn it is
         self._about = About(plan.api, route, plan.key.name if plan.key is not None else "")
 
     def run(self) -> Preparation:
@@ -179,13 +191,24 @@ class Preparation:
         if readers:
             value = _decoded(self.body)
             for stage in readers:
+                self._at = stage
                 value = stage.request(value, self._about)
             self.body = readers[-1].encoded(value)
             self.fields = read_routing(self.body)
-        found = [stage.answer(self._about) for stage in reversed(self._customs)]
-        self.answers = tuple([TextFilter(self._api, answer, EventStream(), frame) for answer in found if answer is not None])
+        answers = []
+        for stage in reversed(self._customs):
+            self._at = stage
+            if (answer := stage.answer(self._about)) is not None:
+                answers.append(TextFilter(self._api, answer, EventStream(), frame))
+        self.answers = tuple(answers)
+
+    def late(self, limit_s: float) -> LayaError:
+        """What the request ends with when this takes longer than it may."""
+        return self._at.late(limit_s)
 
     def _redact(self) -> None:
+        if self.fields.model is not None:
+            self._redactor.check_name(self.fields.model)
         self.found = self._redactor.redact(self.body, self._api)
         body = self.found.body
         if self._api == "responses" and not self._reports:
@@ -203,11 +226,15 @@ def _decoded(body: bytes) -> dict[str, Any]:
 
 def _unstored(body: bytes) -> bytes:
     """A Responses request that nobody stores: what came from a redacted request is kept nowhere."""
-    members = decode_members(body)
-    stored = bytes(members.get("store", b""))
-    if stored == b"true":
-        raise InvalidRequest("`store` cannot be true on a route that redacts: nothing is stored there.", param="store")
-    if stored == b"false":
-        return body
-    members["store"] = msgspec.Raw(b"false")
-    return encode_members(members)
+    edited, found = Edited(body), False
+    members = member_spans(body)
+    for key, (start, end) in members:
+        if _key(body[slice(*key)]) == "store":
+            found, stored = True, body[start:end]
+            if stored == b"true":
+                raise InvalidRequest("`store` cannot be true on a route that redacts: nothing is stored there.", param="store")
+            edited.put(start, end, b"false")
+    if not found:
+        at = body.index(b"{") + 1
+        edited.put(at, at, b'"store":false,' if members else b'"store":false')
+    return edited.whole()

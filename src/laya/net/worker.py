@@ -22,6 +22,17 @@ MAX_JOBS = 256
 # and an engine that decodes beside a busy loop lost a tenth more of its speed with it.
 SWITCH_S = 0.0001
 
+_usual = sys.getswitchinterval()
+_at_work = 0  # threads with a job
+_lock = threading.Lock()
+
+
+def _computing(more: int) -> None:
+    global _at_work
+    with _lock:
+        _at_work += more
+        sys.setswitchinterval(SWITCH_S if _at_work else _usual)
+
 
 class Worker:
     def __init__(self, loop: asyncio.AbstractEventLoop, on_fault: Callable[[BaseException], None]) -> None:
@@ -51,12 +62,11 @@ class Worker:
             self._thread.join(5.0)
 
     def _run(self) -> None:
-        usual = sys.getswitchinterval()
         while True:
             work, done = self._jobs.get()
             if work is None or self._stopping:
                 return
-            sys.setswitchinterval(SWITCH_S)
+            _computing(1)
             try:
                 result = work()
             except LayaError as error:
@@ -64,7 +74,7 @@ class Worker:
             except BaseException as fault:  # a fault of ours ends this request, not the worker
                 self._on_fault(fault)
                 result = InternalError("The server made a mistake; it is in its log.")
-            sys.setswitchinterval(usual)
+            _computing(-1)
             try:
                 self._loop.call_soon_threadsafe(done, result)
             except RuntimeError:

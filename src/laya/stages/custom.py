@@ -1,8 +1,8 @@
 """Stages of the user's own: imported by name at start, called for each request and each text of its answer.
 
 In: `module:factory` names. Out: `CustomStage`s, whose faults are one request's 500 with the stage's name and never more. The
-protocol is `Stage` and `Answer` below, explained in docs/stages.md. Requests are given to a stage in the preparation worker;
-texts of answers on the loop thread, or in the worker too where the stage says that it is `slow`.
+protocol is `Stage` and `Answer` below, explained in docs/stages.md. Requests and the texts of answers are given to a stage in
+a worker for what may hang; texts on the loop thread where the stage says that it is not `slow`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Answer(Protocol):
 class Stage(Protocol):
     """What a factory returns. A stage may leave out either method."""
 
-    slow: bool  # texts of answers are worth the worker; False where it is missing
+    slow: bool  # texts of answers are given to it in the worker; where it is False, on the loop thread. True where missing
 
     def request(self, body: dict[str, Any], about: About) -> dict[str, Any] | None:
         """The body to go on with; None: as it is. Raise a `laya.errors.LayaError` to refuse the request with it."""
@@ -60,7 +60,7 @@ class CustomStage:
     def __init__(self, name: str, stage: Any) -> None:
         self.name = name
         self.faults = 0
-        self.slow = bool(getattr(stage, "slow", False))
+        self.slow = bool(getattr(stage, "slow", True))
         self._request = getattr(stage, "request", None)
         self._answer = getattr(stage, "answer", None)
 
@@ -98,6 +98,12 @@ class CustomStage:
         except BaseException as fault:  # also `sys.exit()`: it is one request's end, not ours
             raise self._failed(type(fault).__name__, fault) from None
 
+    def late(self, limit_s: float) -> StageFailed:
+        """It took longer than it may."""
+        self.faults += 1
+        _log.error("the stage %s did not return within %g s", self.name, limit_s)
+        return StageFailed(f"The stage {self.name} did not return within {limit_s:g} s.")
+
     def _failed(self, why: str, fault: BaseException | None = None) -> StageFailed:
         self.faults += 1
         _log.error("the stage %s failed: %s", self.name, why, exc_info=fault)
@@ -107,18 +113,17 @@ class CustomStage:
 class CustomAnswer:
     """One answer's texts through one stage."""
 
-    __slots__ = ("slow", "_stage", "_answer")
+    __slots__ = ("stage", "_answer")
 
     def __init__(self, stage: CustomStage, answer: Answer) -> None:
-        self.slow = stage.slow
-        self._stage = stage
+        self.stage = stage
         self._answer = answer
 
     def delta(self, text: str, channel: str) -> str:
-        return self._stage.text(self._answer.delta, text, channel)
+        return self.stage.text(self._answer.delta, text, channel)
 
     def end(self, channel: str) -> str:
-        return self._stage.text(self._answer.end, channel)
+        return self.stage.text(self._answer.end, channel)
 
 
 def load_stages(names: Iterable[str], folder: str) -> tuple[CustomStage, ...]:

@@ -71,6 +71,15 @@ class Redactor:
         vault = Vault(self._labels, taken, next(firsts(view, _WANTS_JSON, 13), None) is not None)
         return Redacted(_masked(body, view, finds, vault), counts, vault)
 
+    def check_name(self, model: str) -> None:
+        """A model's name must reach the router and the backend as it is. Raises InvalidRequest when it holds what must not."""
+        kinds = sorted({kind for _, _, kind in self._scanner.scan(model.encode("utf-8", "surrogatepass"))})
+        if kinds and self._mode != "report":
+            raise InvalidRequest(
+                f"The model's name holds what must not be sent on here: {', '.join(kinds)}.", param="model",
+                code="redaction_blocked",
+            )  # fmt: skip
+
     def _search(self, body: bytes, view: bytes, known: list[bytes]) -> Finds:
         """What is to be replaced, by the string that it is in."""
         finds = Finds(self._kinds)

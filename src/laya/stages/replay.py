@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from laya.schema.codec import encode_members
+from laya.schema.codec import decode_members, encode_members
 from laya.stages.cache_key import Question
 
 # How an answer ends by itself. `length` counts only where the request set the limit; a filter may decide otherwise next time.
@@ -32,11 +32,15 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 def from_plain(api: str, body: bytes, question: Question) -> bytes | None:
     """The body, if it may be kept."""
+    if api not in OBJECTS:  # numbers in their thousands, which need not be read
+        try:
+            error = decode_members(body).get("error")
+        except (ValueError, RecursionError):
+            return None
+        return body if error is None or bytes(error) == b"null" else None
     answer = _object(body)
     if answer is None or answer.get("error") is not None:
         return None
-    if api not in OBJECTS:
-        return body
     try:
         return body if _ended(answer, question) and _events(api, answer, True) else None
     except _ODD:  # it could not be told as a stream
@@ -65,7 +69,7 @@ def _joined(api: str, events: list[bytes], tokens, question: Question) -> tuple[
         for piece in chunk.get("choices") or ():
             _add_choice(choices.setdefault(piece.get("index", 0), {}), piece)
     answer["object"] = OBJECTS[api][0]
-    answer["choices"] = [_closed(api, index, choices[index]) for index in sorted(choices)]
+    answer["choices"] = [_closed(api, index, _settled(choices[index])) for index in sorted(choices)]
     if answer.get("usage") is None:
         answer.pop("usage", None)
         if tokens is not None:
@@ -121,6 +125,24 @@ def _ended(answer: dict[str, Any], question: Question) -> bool:
 _ONCE = frozenset({"role", "id", "type", "name", "index", "finish_reason", "stop_reason"})
 
 
+class _Text:
+    """A text that still grows: to join it at each piece would take time with the square of its length."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, first: str) -> None:
+        self.pieces = [first]
+
+
+def _settled(value: Any) -> Any:
+    """The value with its texts joined."""
+    if isinstance(value, _Text):
+        return "".join(value.pieces)
+    if isinstance(value, dict):
+        return {key: _settled(member) for key, member in value.items()}
+    return [_settled(item) for item in value] if isinstance(value, list) else value
+
+
 def _add_choice(choice: dict[str, Any], piece: dict[str, Any]) -> None:
     rest = {key: value for key, value in piece.items() if key not in ("delta", "index")}
     _join(choice, rest, _ONCE)
@@ -137,10 +159,15 @@ def _join(whole: dict[str, Any], piece: dict[str, Any], once) -> None:
         if value is None or had is None:
             if had is None:
                 whole[key] = _listed(value) if key == "tool_calls" and value else value
-        elif isinstance(value, str) and isinstance(had, str) and once and key not in once:
-            whole[key] = had + value
+        elif isinstance(value, str) and isinstance(had, str | _Text) and once and key not in once:
+            if isinstance(had, str):
+                had = whole[key] = _Text(had)
+            had.pieces.append(value)
         elif isinstance(value, list) and isinstance(had, list) and once:
-            whole[key] = _calls(had, value) if key == "tool_calls" else had + value
+            if key == "tool_calls":
+                _calls(had, value)
+            else:
+                had.extend(value)
         elif isinstance(value, dict) and isinstance(had, dict):
             _join(had, value, once)
         else:
@@ -191,12 +218,33 @@ def _pieces(api: str, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
     delta = {key: value for key, value in message.items() if key != "role" and value is not None and value != ""}
     if delta.get("tool_calls"):
         delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(delta["tool_calls"])]
-    if delta:
-        first, *rest = _cut(delta.get("content"))
-        yield {"delta": delta if not rest else {**delta, "content": first}, "logprobs": logprobs, "finish_reason": None}
-        for text in rest:
-            yield {"delta": {"content": text}, "logprobs": None, "finish_reason": None}
+    for place, piece in enumerate(_deltas(delta) if delta else ()):
+        yield {"delta": piece, "logprobs": None if place else logprobs, "finish_reason": None}
     yield {"delta": {}, "logprobs": None, "finish_reason": reason, **more}
+
+
+def _deltas(delta: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The delta itself where it is short; what is long in it, also a tool call's arguments, comes in pieces behind it."""
+    later: list[dict[str, Any]] = []
+    first: dict[str, Any] = {}
+    for name, value in delta.items():
+        if name == "tool_calls":
+            value = [_shortened(call, later) for call in value]
+        elif isinstance(value, str) and len(value) > DELTA_CHARS:
+            later += [{name: piece} for piece in _cut(value)]
+            value = ""
+        first[name] = value
+    yield first
+    yield from later
+
+
+def _shortened(call: dict[str, Any], later: list[dict[str, Any]]) -> dict[str, Any]:
+    function = call.get("function")
+    text = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(text, str) or len(text) <= DELTA_CHARS:
+        return call
+    later += [{"tool_calls": [{"index": call["index"], "function": {"arguments": piece}}]} for piece in _cut(text)]
+    return {**call, "function": {**function, "arguments": ""}}
 
 
 def _cut(text: Any) -> list[Any]:

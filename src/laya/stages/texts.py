@@ -22,10 +22,12 @@ Events = Any
 class TextFilter:
     """`events` parses the stream: `feed(data)` gives frames, `finish()` the last. `frame(data, event)` writes one."""
 
-    __slots__ = ("slow", "_api", "_answer", "_events", "_frame", "_texts", "_open", "_shift")
+    __slots__ = ("slow", "at_work", "stage", "_api", "_answer", "_events", "_frame", "_texts", "_open", "_shift")
 
     def __init__(self, api: str, answer: CustomAnswer, events: Events, frame: Callable[[bytes, bytes | None], bytes]) -> None:
-        self.slow = answer.slow
+        self.stage = answer.stage
+        self.slow = answer.stage.slow
+        self.at_work = False
         self._api = api
         self._answer = answer
         self._events = events
@@ -37,6 +39,12 @@ class TextFilter:
     # -- plain ---------------------------------------------------------------------------------------------------------
 
     def whole(self, body: bytes) -> bytes:
+        self.at_work = True
+        made = self._whole(body)
+        self.at_work = False
+        return made
+
+    def _whole(self, body: bytes) -> bytes:
         try:
             value = _decode(body)
         except (ValueError, RecursionError):
@@ -51,11 +59,17 @@ class TextFilter:
     # -- streams -------------------------------------------------------------------------------------------------------
 
     def feed(self, data: bytes) -> bytes:
-        return b"".join([self._event(*found) for found in self._events.feed(data)])
+        self.at_work = True
+        made = b"".join([self._event(*found) for found in self._events.feed(data)])
+        self.at_work = False
+        return made
 
     def finish(self) -> bytes:
+        self.at_work = True
         found = self._events.finish()
-        return b"" if found is None else self._event(*found)
+        made = b"" if found is None else self._event(*found)
+        self.at_work = False
+        return made
 
     def _event(self, event: bytes | None, data: bytes | None, raw: bytes) -> bytes:
         if data is None or data[:1] != b"{":
