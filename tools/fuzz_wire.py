@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+import re
 import sys
 import time
 from collections import Counter
@@ -71,6 +72,8 @@ TRAILERS = [b"x: 1\r\n", b"x: 1\r\ny:2\r\n", b"x : 1\r\n", b"x: \n\r\n", b" x\r\
 SPLICES = [
     b"\r\n", b"\n", b"\r", b" ", b":", b"\x00", b"0\r\n\r\n", b"\r\n\r\n", b"\n\n", b"Content-Length: 3\r\n", b",", b";", b"\t",
 ]  # fmt: skip
+
+CHUNK_BEGINS = re.compile(rb"(?<=\r\n)(?=[0-9a-fA-F]+\r\n)")
 
 
 class Writer:
@@ -150,11 +153,15 @@ class Writer:
         start = rng.randint(0, at)
         return data[:at] + data[start : start + rng.randint(1, 40)] + data[at:]
 
-    def cuts(self, length: int) -> list[int]:
+    def cuts(self, turns: list[bytes]) -> list[int]:
         rng = self.rng
-        if rng.random() < 0.3:
-            return list(range(1, length))
-        return sorted(rng.randint(0, length) for _ in range(rng.randint(0, 6)))
+        longest = max(turns, key=len)
+        kind = rng.random()
+        if kind < 0.25:
+            return list(range(1, len(longest)))
+        if kind < 0.5:  # a segment for each chunk, as streams come
+            return [match.start() for match in CHUNK_BEGINS.finditer(longest)]
+        return sorted(rng.randint(0, len(longest)) for _ in range(rng.randint(0, 6)))
 
 
 @dataclass
@@ -195,7 +202,10 @@ def read(case: Case, fast: bool, cut: bool) -> list[Any]:
 
 
 def _take_whole(parser: Inbound | Outbound, segment: bytes, out: list[Any]) -> bool:
-    """The way that the connections try first."""
+    """The ways that the connections try first."""
+    if isinstance(parser, Outbound) and (piece := parser.take_piece(segment)) is not None:
+        out[-1]["body"] += piece
+        return True
     taken = parser.take_whole(segment)
     if taken is None:
         return False
@@ -258,7 +268,7 @@ def make_case(rng: random.Random) -> Case:
     requests = rng.random() < 0.5
     turns = writer.turns(requests)
     methods = [rng.choice((b"POST", b"POST", b"GET", b"HEAD")) for _ in turns]
-    cuts = writer.cuts(max(map(len, turns)))
+    cuts = writer.cuts(turns)
     return Case(requests, turns, cuts, ROOMY if rng.random() < 0.7 else TIGHT, methods, rng.random() < 0.5)
 
 

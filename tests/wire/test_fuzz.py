@@ -77,6 +77,12 @@ def _whole_one_short(data, heads, limits):
     return found and (found[0], found[1][:-1], found[2])
 
 
+def _piece_one_short(body, data):
+    found = _one(body, data)
+    return found and found[:-1]
+
+
+_one = chunked.ChunkedBody.one
 _whole = recall.whole
 _split_field = fast.split_field
 _cut_body = fast.cut_body
@@ -87,6 +93,7 @@ PLANTED = {
     "space before the colon": (fast, "split_field", _field_with_blank_before_colon),
     "last of two lengths wins": (fast, "fields_of", _last_of_two_wins),
     "body one byte short": (fast, "cut_body", _body_one_short),
+    "a chunk in a segment of its own one byte short": (chunked.ChunkedBody, "one", _piece_one_short),
     "lenient digits in a chunk size": (chunked, "chunk_size", _size_of_int),
     "body one byte short when taken whole": (recall, "whole", _whole_one_short),
     "the wrong number of a remembered head may change": (recall, "_keeps", _any_number_is_the_length),

@@ -304,3 +304,24 @@ def test_a_response_in_two_segments_after_one_that_was_whole():
     assert (response.body, response.content_length) == (None, 3)
     parser.receive(b"abc")
     assert parser.next_event().data == b"abc" and type(parser.next_event()) is EndOfBody
+
+
+def test_a_piece_is_taken_at_once_only_where_it_is_exactly_one_chunk():
+    parser = Outbound(Limits())
+    parser.expect(b"POST")
+    assert parser.take_piece(b"1\r\na\r\n") is None  # no head yet
+    parser.receive(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    parser.next_event()
+    assert parser.take_piece(b"5\r\nhello\r\n") == b"hello"
+    for other in (
+        b"5\r\nhello\r", b"5\r\nhello\rX", b"5\r\nhelloXX", b"5\r\nhell\r\n", b"5;a\r\nhello\r\n", b"+5\r\nhello\r\n",
+        b"1\r\na\r\n1\r\nb\r\n", b"0\r\n\r\n", b"", b"5", b"\r\n\r\n",
+    ):  # fmt: skip
+        assert parser.take_piece(other) is None
+    parser.receive(b"2\r\nh")
+    assert parser.next_event().data == b"h"
+    assert parser.take_piece(b"1\r\na\r\n") is None  # a chunk is under way
+    parser.receive(b"i\r\n0\r\n\r\n")
+    assert parser.next_event().data == b"i"
+    assert type(parser.next_event()) is EndOfBody
+    assert parser.take_piece(b"1\r\na\r\n") is None

@@ -230,11 +230,12 @@ class ProxyExchange(WatchedExchange):
                 self.gateway.telemetry.ttft.observe(self.first_at - self.began)
         if self._sse:
             data = self._whole_frames(data)
-            self._watch.see(data)
         connection = self.connection
         if connection.write(data) and connection.paused and not self._paused:
             self._paused = True
             self.call.pause()
+        if self._sse:
+            self._watch.see(data)  # when it is on its way already
 
     def _whole_frames(self, data: bytes) -> bytes:
         """What may go out: up to the last frame border, so that an error frame can always follow cleanly."""

@@ -48,7 +48,7 @@ class Answering(ABC):
     def _release_body(self) -> None: ...
 
     @abstractmethod
-    def _done(self) -> None: ...
+    def done(self) -> None: ...
 
     def ready_for(self, route) -> bool:
         """Whether what `route` wants done to the request was done."""
@@ -56,8 +56,12 @@ class Answering(ABC):
 
     def reply(self, status: int, lines: bytes, body: bytes) -> None:
         """The whole answer; `lines` are rendered header lines. The exchange is over."""
+        self.send(status, lines, body)
+        self.done()
+
+    def send(self, status: int, lines: bytes, body: bytes) -> None:
+        """The whole answer, with `done` to follow: what can wait until the client has its bytes is done in between."""
         self._write_reply(status, lines, body, close=not self._keep_alive or self.server.draining)
-        self._done()
 
     def _write_reply(self, status: int, lines: bytes, body: bytes, *, close: bool) -> None:
         head = response_start(status, lines, content_length=None if status in BODILESS else len(body), close=close)
@@ -100,7 +104,7 @@ class Answering(ABC):
         """The answer is whole. The exchange is over."""
         if self._chunked and self._streaming and not self._head_only:
             self.transport.write(LAST_CHUNK)
-        self._done()
+        self.done()
 
     def break_off(self, last: bytes = b"") -> None:
         """End a begun answer so that nobody can take it for whole: `last` is written, no terminator, then close."""

@@ -295,7 +295,8 @@ class ClientConnection(Answering):
 
     # -- the end of an exchange -------------------------------------------------------------------------------------------
 
-    def _done(self) -> None:
+    def done(self) -> None:
+        """The exchange is over: on to the next request."""
         self.exchange = None
         self._streaming = False
         if self._lingers:

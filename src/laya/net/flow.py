@@ -6,9 +6,9 @@ Loop thread only.
 
 from __future__ import annotations
 
-# Unsent output of one connection at which its source is paused. Two default socket buffers' worth: enough to keep a
-# fast reader busy, small enough that 4096 slow readers hold 256 MiB at most.
-HIGH_WATER = 64 * 1024
+# Unsent output of one connection at which its source is paused: any that the kernel does not take, whose own buffer keeps a
+# fast reader busy. uvloop writes at once what would pass this mark, all else only when everything that has come was read.
+HIGH_WATER = 1
 # Bytes one client may send behind the request under way. Reading cannot pause for them: then nobody would see it leave.
 # Past the bound it is cut off; no known client pipelines even one request.
 READ_AHEAD = 256 * 1024

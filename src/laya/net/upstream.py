@@ -155,16 +155,24 @@ class UpstreamConnection:
             self._detach()
             self.transport.abort()
             return
-        response = self.outbound.take_whole(data)
-        if response is None:
-            self.outbound.receive(data)
-            self._advance(call)
-            return
-        self._finish(call)
         try:
-            call.listener.on_upstream_head(response)
+            if self._in_body:
+                piece = self.outbound.take_piece(data)
+                if piece is not None:
+                    call.listener.on_upstream_data(piece)
+                    self._heard()
+                    return
+            else:
+                response = self.outbound.take_whole(data)
+                if response is not None:
+                    self._finish(call)
+                    call.listener.on_upstream_head(response)
+                    return
         except Exception as fault:
             self._fault(call, fault)
+            return
+        self.outbound.receive(data)
+        self._advance(call)
 
     def eof_received(self) -> bool:
         call = self.call
@@ -234,8 +242,7 @@ class UpstreamConnection:
         if kind is BodyData:
             listener.on_upstream_data(event.data)
         elif event is NEED_DATA:
-            if self._in_body and not self._paused:
-                self.deadline = self.pool.clock.now + self.pool.settings.idle_timeout_s
+            self._heard()
             return False
         elif kind is Response:
             if event.body is not None:
@@ -252,6 +259,11 @@ class UpstreamConnection:
             self._fail(call, Failure.BROKEN if outbound.started else self._cut(), event.message)
             return False
         return True
+
+    def _heard(self) -> None:
+        """Something came: of a body, the next silence begins now."""
+        if self._in_body and not self._paused and self.call is not None:
+            self.deadline = self.pool.clock.now + self.pool.settings.idle_timeout_s
 
     def _fault(self, call: Call, fault: Exception) -> None:
         """The listener made a mistake. It answers for itself; the connection is not trusted further, unless another call has

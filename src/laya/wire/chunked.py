@@ -56,11 +56,6 @@ class ChunkedBody:
     def feed(self, data: bytes) -> tuple[bytes, bytes, bool]:
         if self._authority is not None:
             return self._authority.feed(data)
-        if not self._left and not self._held:  # one whole chunk in its own segment: a streamed frame
-            line_end = data.find(b"\r\n", 0, MAX_SIZE_DIGITS + 2)
-            size = chunk_size(data[:line_end]) if line_end > 0 else None
-            if size and line_end + size + 4 == len(data) and data.endswith(b"\r\n"):
-                return data[line_end + 2 : -2], b"", False
         if self._held:
             data = self._held + data
             self._held = b""
@@ -83,6 +78,16 @@ class ChunkedBody:
             self._left = size + 2
         payload = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         return payload, data[position:] if position < len(data) else b"", done
+
+    def one(self, data: bytes) -> bytes | None:
+        """The payload when `data` is exactly one chunk, as a streamed frame mostly is; None: call `feed`."""
+        if self._left or self._held or self._authority is not None:
+            return None
+        line_end = data.find(b"\r\n", 0, MAX_SIZE_DIGITS + 2)
+        size = chunk_size(data[:line_end]) if line_end > 0 else None
+        if size and line_end + size + 4 == len(data) and data.endswith(b"\r\n"):
+            return data[line_end + 2 : -2]
+        return None
 
     def ends_at_eof(self) -> bool:
         return False

@@ -11,7 +11,7 @@ from typing import Any
 from laya.wire import authority, fast, recall
 from laya.wire.chunked import ChunkedBody
 from laya.wire.messages import EOF, NEED_DATA, Limits, Refusal, Response
-from laya.wire.parser import DONE, HEAD, REFUSED, Event, MessageParser
+from laya.wire.parser import BODY, DONE, HEAD, REFUSED, Event, MessageParser
 from laya.wire.policy import Refused
 
 MAX_INFORMATIONAL = 16  # 1xx heads before one response; a server that sends more is stuck or hostile
@@ -62,6 +62,13 @@ class Outbound(MessageParser):
         self._keep_alive = known.keep_alive
         self._phase = DONE
         return response
+
+    def take_piece(self, data: bytes) -> bytes | None:
+        """The payload when `data`, just received, is exactly one more chunk of the body under way; None: call `receive`."""
+        body = self._body
+        if self._phase != BODY or self._buffer or self._pending or self._failure is not None or type(body) is not ChunkedBody:
+            return None
+        return body.one(data)
 
     @property
     def reusable(self) -> bool:
