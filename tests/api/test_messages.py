@@ -221,6 +221,7 @@ def test_wrong_requests_name_the_member(translating, backend):
         ({"messages": HI, "max_tokens": 0}, "max_tokens: "), ({"messages": HI, "temperature": "hot"}, "temperature: "),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text: "),
         ({"messages": HI, "tools": [ADD], "tool_choice": {"type": "tool", "name": "no"}}, "tool_choice.name: "),
+        ({"messages": HI, "tool_choice": {"type": "any"}}, "tool_choice: "),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0.source: "),
     ]  # fmt: skip
     for body, start in cases:

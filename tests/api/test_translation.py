@@ -148,9 +148,11 @@ WANTED = [("c1", "f", '{"a":1}'), ("c2", "g", "{}")]
         [delta(tool_calls=[call(None, "c1", "f", '{"a":1}')]), delta(tool_calls=[call(None, "c2", "g", "{}")])],
         [delta(tool_calls=[call(0, "c1", "f", "")]), delta(tool_calls=[call(1, "c2", "g", "{}")]), delta(tool_calls=[call(0, None, None, '{"a":1}')])],
         [delta(tool_calls=[call(0, "c1", "f", '{"a"')]), delta(tool_calls=[call(0, "c1", "f", ":1}")]), delta(tool_calls=[call(5, "c2", "g", "{}")])],
+        [delta(tool_calls=[call(0, "c1", "", '{"a"')]), delta(tool_calls=[call(0, None, "f", ":1}")]), delta(tool_calls=[call(1, "c2", "g", "{}")])],
+        [delta(tool_calls=[call(0, "c1", "f", '{"a":1}')]), delta(tool_calls=[call(None, "c2", None, "")]), delta(tool_calls=[call(None, None, "g", "{}")])],
         [delta(tool_calls=[call(0, "c1", "f", {"a": 1})]), delta(tool_calls=[call(1, "c2", "g", {})])],
     ],
-    ids=["usual", "at once", "always index 0", "no index", "mixed", "id again", "objects"],
+    ids=["usual", "at once", "always index 0", "no index", "mixed", "id again", "name later", "name later, no index", "objects"],
 )  # fmt: skip
 def test_calls_in_the_dialects_of_servers(chunks):
     """(cases 18, 29)"""
@@ -239,6 +241,13 @@ def test_what_stops_in_the_middle_has_no_ending():
     answer.read_stream(sse(delta(content="a")))
     with pytest.raises(BadUpstream):
         _ = answer.ending
+
+
+def test_a_call_that_never_gets_its_name_is_told():
+    answer = ChatAnswer()
+    assert answer.read_stream(sse(delta(tool_calls=[call(0, "c1", "", "{}")]), delta("tool_calls"), "[DONE]")) == []
+    with pytest.raises(BadUpstream, match="without a name"):
+        answer.call_ends()
 
 
 @pytest.mark.parametrize("data", [b"<html>", b"[]", b"{}", b'{"choices":[]}', b'{"choices":7}', b"[" * 5000, b"\xff"])

@@ -18,7 +18,7 @@ from laya.gateway.api.answer import Ending, Usage
 from laya.gateway.api.pieces import CallArguments, CallEnd, CallStart, Piece, ReasoningPiece, TextPiece
 from laya.gateway.api.sampling import new_id
 from laya.schema.codec import encode_members
-from laya.wire.sse import EventStream
+from laya.wire.sse import MAX_EVENT_BYTES, EventStream
 
 # How servers say that a prompt does not fit; OpenAI's code is asked for first.
 _TOO_LONG = ("maximum context length", "context length", "context window", "context size", "prompt is too long")
@@ -101,6 +101,7 @@ class ChatAnswer:
         self._stop_match: str | None = None
         self._usage: Usage | None = None
         self._calls: list[str | None] = []  # ids, by our own count
+        self._unnamed: tuple[str | None, str] | None = None  # a call whose name has not come: its id, what came of its arguments
         self._numbers: dict[int, int] = {}  # the backend's index -> ours
 
     @property
@@ -187,16 +188,21 @@ class ChatAnswer:
 
     def _read_call(self, call: _Call, pieces: list[Piece]) -> None:
         function = call.function or _Function()
-        index = self._number_of(call)
-        if index == len(self._calls):
-            if not function.name or index >= MAX_CALLS:
-                raise BadUpstream("The backend began a tool call without a name, or too many.")
-            call_id = call.id or new_id("call_")
-            self._calls.append(call.id)
-            pieces.append(CallStart(index, call_id, function.name))
-        arguments = function.arguments
+        arguments = "" if function.arguments is None else function.arguments
         if isinstance(arguments, dict):
             arguments = encode_members(arguments).decode()
+        index = self._number_of(call)
+        if index == len(self._calls):
+            given_id, early = self._unnamed or (None, "")
+            given_id, arguments = call.id or given_id, early + arguments
+            if index >= MAX_CALLS or len(arguments) > MAX_EVENT_BYTES:
+                raise BadUpstream("The backend began too many tool calls, or one without a name.")
+            if not function.name:  # some servers send the id first and the name with a later part
+                self._unnamed = given_id, arguments
+                return
+            self._unnamed = None
+            self._calls.append(given_id)
+            pieces.append(CallStart(index, given_id or new_id("call_"), function.name))
         if arguments:
             pieces.append(CallArguments(index, arguments))
 
@@ -204,7 +210,7 @@ class ChatAnswer:
         """Our number of the call; a new one when this part begins a call. Some servers give no index, or always 0."""
         new = len(self._calls)
         if call.index is None:
-            known = call.id is None or call.id in self._calls
+            known = (call.id is None and self._unnamed is None) or call.id in self._calls
             number = (self._calls.index(call.id) if call.id in self._calls else new - 1) if known and new else new
             return max(0, number)
         number = self._numbers.get(call.index, new)
@@ -214,7 +220,9 @@ class ChatAnswer:
         return number
 
     def call_ends(self) -> list[Piece]:
-        """Every call is whole, now that the model has stopped by itself."""
+        """Every call is whole, now that the model has stopped by itself. Raises BadUpstream where one never got its name."""
+        if self._unnamed is not None:
+            raise BadUpstream("The backend sent a tool call without a name.")
         return [CallEnd(index) for index in range(len(self._calls))]
 
 

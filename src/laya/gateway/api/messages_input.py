@@ -186,6 +186,8 @@ def _add_tools(body: dict[str, Any], names: ToolNames, request: PromptParams, re
         if made is not None:
             functions.append(made)
     if not functions:
+        if not request.tools and request.tool_choice is not None and request.tool_choice.type in ("any", "tool"):
+            raise InvalidRequest("a call is asked for, but there are no `tools`", param="tool_choice")
         return
     body["tools"] = functions
     choice = request.tool_choice
