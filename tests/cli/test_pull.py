@@ -199,6 +199,10 @@ def test_temporary_files_of_pip_lie_on_the_disk_of_the_model(place, monkeypatch,
     assert told.read_text().startswith(str(place / "models"))
 
 
+class LocalEntryNotFoundError(Exception):
+    pass
+
+
 class RepositoryNotFoundError(Exception):
     pass
 
@@ -242,6 +246,8 @@ def test_a_model_of_the_hub_is_brought_with_what_engines_read(place, planted_hub
 @pytest.mark.parametrize(
     ("error", "code", "part"),
     [
+        (LocalEntryNotFoundError("Got: ConnectError: [Errno -2] no such name\nAn error happened while ..."), 69,
+         "the hub does not answer: ConnectError: [Errno -2] no such name; is the network up?"),
         (RepositoryNotFoundError("404"), 1, "the hub has no model org/name"),
         (GatedRepoError("403"), 1, "org/name is gated"),
         (RevisionNotFoundError("404"), 1, "has no revision"),

@@ -51,5 +51,7 @@ def _failure(repository: str, revision: str | None, exc: Exception) -> CommandFa
         return CommandFailed(f"the hub has no model {repository}, or it is private and HF_TOKEN is not set", FAILED)
     if isinstance(exc, OSError) and (exc.errno in _DISK or (exc.errno is not None and exc.filename is not None)):
         return CommandFailed(f"cannot write the model: {exc.strerror}", FAILED)
-    text = " ".join(str(exc).split())[:200]
-    return CommandFailed(f"cannot download {repository}: {type(exc).__name__}: {text}; is the network up?", NO_NETWORK)
+    text = f"{type(exc).__name__}: {' '.join(str(exc).split())[:200]}"
+    if "LocalEntryNotFoundError" in names:  # its own words are about caches; the cause stands first
+        text = "the hub does not answer: " + text.partition("Got: ")[2].partition(" An error happened")[0]
+    return CommandFailed(f"cannot download {repository}: {text}; is the network up?", NO_NETWORK)
