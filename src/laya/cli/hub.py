@@ -53,5 +53,5 @@ def _failure(repository: str, revision: str | None, exc: Exception) -> CommandFa
         return CommandFailed(f"cannot write the model: {exc.strerror}", FAILED)
     text = f"{type(exc).__name__}: {' '.join(str(exc).split())[:200]}"
     if "LocalEntryNotFoundError" in names:  # its own words are about caches; the cause stands first
-        text = "the hub does not answer: " + text.partition("Got: ")[2].partition(" An error happened")[0]
+        text = "the hub does not answer: " + (text.partition("Got: ")[2] or text).partition(" An error happened")[0]
     return CommandFailed(f"cannot download {repository}: {text}; is the network up?", NO_NETWORK)
