@@ -206,3 +206,16 @@ def test_own_patterns_run_in_linear_time_too():
     began = time.thread_time()
     redactor.redact(chat("a" * 100_000 + "!" + "x" * 100_000), "chat")
     assert time.thread_time() - began < 10  # Python's own engine would not come back at all
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_quotes_inside_the_texts_of_tool_arguments_leave_them_json(ascii_only):
+    """A quote or backslash in a text, a full-width colon before a number, a number by itself. (case 57)"""
+    given = {"a": 'say "x\\"', "l": ["\\\\ 座机：13900139000，传真：13700137000。"], "n": 13800138000, "o": ["\\", 13800138000, '"']}
+    for text in (json.dumps(given, ensure_ascii=ascii_only), json.dumps({k: given[k] for k in ("a", "n", "o")})):
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": text}}
+        found = redact({"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]})
+        masked = json.loads(json.loads(found.body)["messages"][0]["tool_calls"][0]["function"]["arguments"])
+        assert masked["n"].startswith("[PHONE_") and masked["o"] == ["\\", masked["n"], '"'] and masked["a"] == given["a"]
+        back = json.loads(restorer(found).whole(found.body))["messages"][0]["tool_calls"][0]["function"]["arguments"]
+        assert json.loads(back.replace('"13800138000"', "13800138000")) == json.loads(text)
