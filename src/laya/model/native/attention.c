@@ -108,6 +108,15 @@ INLINE void sixteen(int heads, int64_t dim, const float *q, const uint16_t *kv, 
     }
 }
 
+/* The next 16 positions are asked for while these are computed: they lie apart, and in a block that only the table knows. */
+INLINE void ask(const uint16_t *kv, int64_t dim, int64_t stride, int64_t values) {
+    for (int t = 0; t < LANES; t++)
+        for (int64_t d = 0; d < dim; d += 32) {
+            _mm_prefetch((const char *)(kv + t * stride + d), _MM_HINT_T0);
+            _mm_prefetch((const char *)(kv + values + t * stride + d), _MM_HINT_T0);
+        }
+}
+
 INLINE void some_heads(int heads, const Model *model, const Layer *layer, const int32_t *table, int64_t position, const float *q,
                        int64_t kv_head, float *out) {
     int64_t dim = model->head_dim, stride = 2 * model->kv_heads * dim, size = model->block_size;
@@ -119,6 +128,8 @@ INLINE void some_heads(int heads, const Model *model, const Layer *layer, const 
     }
     for (int64_t at = begin / LANES * LANES; at <= position; at += LANES) {
         const uint16_t *kv = layer->pool + (table[at / size] * size + at % size) * stride + kv_head * dim;
+        int64_t then = at + LANES <= position ? at + LANES : at;
+        ask(layer->pool + (table[then / size] * size + then % size) * stride + kv_head * dim, dim, stride, model->kv_heads * dim);
         int first = begin > at ? (int)(begin - at) : 0, last = position - at < LANES ? (int)(position - at) + 1 : LANES;
         sixteen(heads, dim, q, kv, stride, model->kv_heads * dim, first, last, &seen);
     }
