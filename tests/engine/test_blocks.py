@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from laya.engine.blocks import BlockPool
 from laya.engine.sequence import Sequence
+from laya.engine.tiles import Tiles
 from laya.schema.generation import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -172,3 +173,27 @@ def test_evicted_blocks_are_handed_out_in_ascending_order():
     again = sequence(list(range(100, 120)))
     assert pool.start(again, "") and again.block_table == [1, 2, 3, 4, 5]
     pool.check([again])
+
+
+def tiled(seq_id: int, length: int, prompt_tokens: int) -> Sequence:
+    """A sequence of the same tokens as any other, the first `prompt_tokens` its prompt, cut in tiles of 8."""
+    made = Sequence(seq_id, list(range(length)), SamplingParams(seed=1))
+    made.tiles = Tiles(8, prompt_tokens)
+    return made
+
+
+def test_a_tiled_prompt_shares_whole_tiles_and_never_a_block_computed_otherwise():
+    pool = BlockPool(64, 4)
+    free, first = sequence(list(range(40))), tiled(1, 40, 30)
+    for made in (free, first):
+        assert pool.start(made, "") and made.num_computed == 0  # the second finds nothing of the first
+        made.num_computed = 40
+        pool.register(made)
+    assert pool.match(list(range(30)), "") == free.block_table[:7]
+    # (tokens known, its prompt): the same prompt, a shorter one, a longer one; then answers of other prompts, and its own.
+    for length, own, found in ((30, 30, 6), (21, 21, 4), (40, 40, 6), (30, 25, 6), (30, 20, 4), (40, 30, 9)):
+        again = tiled(2, length, own)
+        assert pool.start(again, "") and again.block_table[:found] == first.block_table[:found]
+        assert again.num_computed == found * 4 and again.tiles.start(again.num_computed) == again.num_computed
+        pool.check([free, first, again])
+        pool.release(again)
