@@ -53,48 +53,54 @@ _first_groups = re.compile(
     """,
     re.X,
 ).match
-_word_begins = re.compile(rb"0++[a-z_][a-z0_]").match  # one letter may be a check sign
+_two_groups = re.compile(rb"00-000(?!0*+[a-z_][a-z0_])").search  # one letter may be a check sign
+_third_group = re.compile(rb"0?[\-.]").match
 _next_group = re.compile(rb"[\-.]0").search
+Search = Callable[[Window, bytes, int], int]
 _SEPARATORS = b" .-()/+"
 Out = list[Span]
 
 
 def find_grouped(window: Window, out: Out) -> None:
     """Chains of short groups. Each is looked at from its beginning, once for each of the shapes that it may show."""
-    _chains(window, b"00-000", 3, _ends_there, out)
-    _chains(window, b"000.000", 4, _goes_on_there, out)
-    _chains(window, b"00-00-00-00", 3, _begins_with_zero, out)
-    _chains(window, b"00.00.00.00", 3, _begins_with_zero, out)
+    for search, second in ((_pair, 3), (_dotted, 4), (_pairs, 3), (_dotted_pairs, 3)):
+        _chains(window, search, second, out)
 
 
-def _chains(window: Window, needle: bytes, second: int, holds: Callable[[Window, int], bool], out: Out) -> None:
-    """Places of `needle`, whose second group begins at `second`, where `holds`."""
-    find, base = window.shape.find, window.base
-    limit, done = window.end - base, 0
-    at = find(needle, window.start - base)
-    while 0 <= at < limit:
-        if holds(window, at):
-            end = _chain(window, at, done, out)
-            done = end or at + second  # behind the pair: a form may begin with its second group
-            at = find(needle, end or at + 1)
-        else:
-            at = find(needle, at + second)
+def _chains(window: Window, search: Search, second: int, out: Out) -> None:
+    """Places that `search` finds; their second group begins at `second`."""
+    shape, at, done = window.shape, window.start - window.base, 0
+    limit = window.end - window.base
+    while (at := search(window, shape, at)) >= 0 and at < limit:
+        end = _chain(window, at, done, out)
+        done = end or at + second  # behind the pair: a form may begin with its second group
+        at = end or at + 1
 
 
-def _ends_there(window: Window, at: int) -> bool:
-    """The second group is no beginning of a word, as where a hash follows a number."""
-    return _word_begins(window.shape, at + 3) is None
+def _pair(window: Window, shape: bytes, at: int) -> int:
+    """Two groups, the second of which is no beginning of a word, as where a hash follows a number."""
+    found = _two_groups(shape, at)
+    return -1 if found is None else found.start()
 
 
-def _goes_on_there(window: Window, at: int) -> bool:
+def _dotted(window: Window, shape: bytes, at: int) -> int:
     """Two groups with a dot between are mostly a decimal fraction: the forms looked for have a third."""
-    behind = window.shape[at + 7 : at + 9]
-    return b"." in behind or b"-" in behind
+    at = shape.find(b"000.000", at)
+    while at >= 0 and _third_group(shape, at + 7) is None:
+        at = shape.find(b"000.000", at + 4)
+    return at
 
 
-def _begins_with_zero(window: Window, at: int) -> bool:
+def _pairs(window: Window, shape: bytes, at: int, needle: bytes = b"00-00-00-00") -> int:
     """Four pairs, of a number that begins with the first of them, and that with 0: else they are of a date."""
-    return window.text[window.base + at] == 48 and (at == 0 or window.shape[at - 1] != 48)
+    at = shape.find(needle, at)
+    while at >= 0 and (window.text[window.base + at] != 48 or (at and shape[at - 1] == 48)):
+        at = shape.find(needle, at + 3)
+    return at
+
+
+def _dotted_pairs(window: Window, shape: bytes, at: int) -> int:
+    return _pairs(window, shape, at, b"00.00.00.00")
 
 
 def _chain(window: Window, at: int, done: int, out: Out) -> int:
