@@ -136,11 +136,12 @@ def test_a_route_without_a_cache_says_nothing_of_one(laya):
     "script",
     [
         lambda asked: [answer({"error": {"message": "no"}}, "400 Bad Request")],
+        lambda asked: [answer(completion("x"), "400 Bad Request")],
         lambda asked: [answer(completion("x") | {"choices": []})],
         lambda asked: [answer({**completion("x"), "error": {"message": "late"}})],
         lambda asked: [answer(completion("x"), headers="content-type: application/json\r\ncache-control: no-store\r\n")],
     ],
-    ids=["an error", "no choice", "an error at 200", "not to be stored"],
+    ids=["an error", "an error that looks like an answer", "no choice", "an error at 200", "not to be stored"],
 )  # fmt: skip
 def test_errors_are_never_repeated(laya, upstream, script):
     """(case 60)"""

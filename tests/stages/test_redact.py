@@ -219,3 +219,9 @@ def test_quotes_inside_the_texts_of_tool_arguments_leave_them_json(ascii_only):
         assert masked["n"].startswith("[PHONE_") and masked["o"] == ["\\", masked["n"], '"'] and masked["a"] == given["a"]
         back = json.loads(restorer(found).whole(found.body))["messages"][0]["tool_calls"][0]["function"]["arguments"]
         assert json.loads(back.replace('"13800138000"', "13800138000")) == json.loads(text)
+
+
+@pytest.mark.parametrize("text", ["v13800138000", "13800138000x", "_13800138000", "x1.13800138000", "13800138000-beta", "ab13800138000"])
+def test_digits_that_are_part_of_a_word_are_no_number(text):
+    """(case 58)"""
+    assert redact(chat(f"release {text} is out")).counts == {}
