@@ -256,7 +256,7 @@ def test_completions_are_told_in_both_forms():
         [], [b"[DONE]"], frames(choice()), [*frames({"index": 0, "delta": {"content": "x"}}), b"[DONE]"],
         [b'{"error":{"message":"x"}}', b"[DONE]"], [b"nonsense", b"[DONE]"], [b'{"choices":[1]}', b"[DONE]"],
         [b'{"choices":{"a":1}}', b"[DONE]"],
-        [*frames({"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}), *frames()],
+        [*frames({"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}), *frames({"index": 0, "delta": {}})],
     ],
 )  # fmt: skip
 def test_a_stream_that_is_cut_or_odd_is_not_kept(events):
