@@ -64,6 +64,19 @@ if sys.argv[1] == "cuda":
 PY
 step environment 60 "$python" "$work/environment.py" "$device"
 
+cat >"$work/int4.py" <<'PY'
+import sys
+from laya.model.holding import CUDA_GROUPS, cuda_tiles
+from laya.model.quant import int4_product_holds
+wrong = [
+    f"4-bit product of {columns} columns in groups of {group}"
+    for columns in (96, 576, 1536, 4096) for group in CUDA_GROUPS
+    if columns % group == 0 and not int4_product_holds(sys.argv[1], columns, group)
+]
+sys.exit("WRONG on this device, weights would be bf16: " + "; ".join(wrong) if wrong else 0)
+PY
+step "4-bit linear on $device" 60 "$python" "$work/int4.py" "$device"
+
 tests=(tests/model/test_quant.py tests/model/test_runner.py tests/model/test_sampler.py)
 [ "$device" = cuda ] && tests+=(tests/model/test_equivalence.py tests/model/test_engine_equivalence.py tests/model/test_awq.py)
 if has pytest && has transformers; then

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from laya.engine.backend import EngineBackend
+from laya.engine.prepare import Job
 from laya.engine.settings import EngineSettings
 from laya.engine.step import DeviceLost
 from laya.errors import ConfigError, EngineFailed, InvalidRequest, LayaError, RateLimited, Unavailable
@@ -206,6 +207,18 @@ def test_tokens_are_counted_and_spelled_off_the_loop(house):
     house.until(lambda: len(results) == 4)
     assert results[:2] == [[98, 99, 100], "abc"]
     assert all(isinstance(error, InvalidRequest) for error in results[2:])
+
+
+def test_tokens_are_counted_for_who_asked_before_the_model_was_unloaded(house, monkeypatch):
+    gate, results = threading.Event(), []
+    house.backend._worker.submit(Job(gate.wait, lambda _: None, lambda: False))  # busy until the model is gone
+    house.backend.tokenize("abc", results.append)
+    house.backend.detokenize([98, 99, 100], results.append)
+    for name in ("_tokenizer", "_limits"):  # as `forget` does
+        monkeypatch.setattr(house.backend, name, None)
+    gate.set()
+    house.until(lambda: len(results) == 2)
+    assert results == [[98, 99, 100], "abc"]
 
 
 def test_requests_before_the_model_is_loaded_are_told_to_come_back_and_during_warm_up_they_wait():

@@ -119,6 +119,11 @@ def test_biases_for_tokens_that_do_not_exist_and_grammars_are_refused():
     assert prepared("x", logit_bias={0: 1.0, VOCAB - 1: -1.0}).prompt_ids
     with pytest.raises(InvalidRequest, match=f"{VOCAB} is not a token"):
         prepared("x", logit_bias={VOCAB: 1.0})
+    assert prepared("x", stop_token_ids=(0, VOCAB - 1)).prompt_ids
+    for token in (VOCAB, -1):
+        with pytest.raises(InvalidRequest, match=f"{token} is not a token") as refused:
+            prepared("x", stop_token_ids=(7, token))
+        assert refused.value.param == "stop_token_ids"
     request = GenerationRequest(id="r", prompt="x", sampling=SamplingParams(), grammar=("regex", "a+"))
     with pytest.raises(InvalidRequest, match="structured output"):
         prepare(request, TOKENIZER, limits())

@@ -11,12 +11,15 @@ from laya.model.formats.stored import StoredTensor
 from laya.model.holding import cuda_tiles, held_as, held_bytes
 from laya.model.quant import (
     DENSE_ROWS,
+    INT8_ROWS,
     PACK_ROWS,
+    DenseLinear,
     Int4Linear,
     Int8Linear,
     StackedLinear,
     build_linear,
     cuda_packed,
+    int4_product_holds,
     packs_as_known,
     two_planes,
     unpack4,
@@ -153,3 +156,42 @@ def test_what_cudas_layout_does_not_take_is_held_and_planned_as_bf16(rows, colum
     tensor.group = group
     held = held_as("layers.0.q", tensor, "cuda", "quantized")
     assert held == "bf16" and held_bytes(tensor, held) == rows * columns * 2
+
+
+@pytest.fixture
+def unchecked():
+    """Nothing is known of any product."""
+    int4_product_holds.cache_clear()
+    yield
+    int4_product_holds.cache_clear()
+
+
+@pytest.mark.parametrize("fault", ["swapped halves", "raises", "nan"])
+def test_a_packed_product_that_is_wrong_gives_way_to_bf16_weights_and_says_so(fault, unchecked, monkeypatch, caplog):
+    def planted(self, x, rows=None):
+        if fault == "raises":
+            raise RuntimeError("no kernel image is available")
+        wrong = torch.full((len(x), self.scale_zero.shape[1]), float("nan"), dtype=x.dtype)
+        swapped = (self.packed << 4 | self.packed >> 4).view(self.packed.shape)
+        return wrong if fault == "nan" else self._product(x, swapped, self.group, self.scale_zero)
+
+    tensor = stored("Q4_1")
+    with monkeypatch.context() as patch:
+        patch.setattr(Int4Linear, "__call__", planted)
+        linear = build_linear([tensor], ["int4"], CPU)
+    x = inputs().bfloat16()
+    expected = x.double() @ torch.from_numpy(tensor.float32()).double().T
+    assert isinstance(linear, DenseLinear) and linear.weight.dtype == torch.bfloat16
+    assert relative_error(linear(x), expected) < 1e-2
+    assert "4-bit products" in caplog.text
+
+
+@pytest.mark.parametrize("columns, group", [(96, 32), (576, 32), (1536, 128), (256, 256)])
+def test_this_processors_packed_product_is_right_for_every_shape(columns, group, unchecked):
+    assert int4_product_holds("cpu", columns, group)
+
+
+def test_an_8_bit_product_of_many_rows_is_computed_in_parts_and_says_the_same():
+    linear = build_linear([stored("Q8_0")], ["int8"], CPU)
+    x = inputs(2 * INT8_ROWS + 3).bfloat16()
+    assert torch.equal(linear(x), linear.float32(x).bfloat16())

@@ -102,11 +102,12 @@ class EngineBackend:
         return submission
 
     def tokenize(self, prompt: ChatPrompt | str, done: Callable[[Any], None], *, add_special: bool = True) -> None:
-        self._prepare(lambda: encode(prompt, self._tokenizer, self._limits, add_special), done)
+        self._prepare(partial(encode, prompt, self._tokenizer, self._limits, add_special), done)
 
     def detokenize(self, ids: list[int], done: Callable[[Any], None]) -> None:
+        tokenizer, limits = self._tokenizer, self._limits  # now: the model may be unloaded before the worker comes to it
         # `encode` takes ids as a prompt too, and refuses those outside the vocabulary.
-        self._prepare(lambda: self._tokenizer.decode(encode(ids, self._tokenizer, self._limits)), done)
+        self._prepare(lambda: tokenizer.decode(encode(ids, tokenizer, limits)), done)
 
     def status(self) -> dict[str, Any]:
         """`state`, and what an operator asks next; `step_s` only while a step is computed, `stuck` when it takes too long."""

@@ -42,6 +42,8 @@ _FOUR_BIT_NUMERATOR, _FOUR_BIT_DENOMINATOR = 5, 8
 # 4-bit weights of a CPU unpacked at once for products with a prefill chunk, one block of rows at the least: float32, and bytes
 # and scales on their way to it.
 _PANEL_WEIGHTS, _PANEL_ROWS, _PANEL_BYTES_PER_WEIGHT = 1 << 19, 64, 6
+# Rows that an 8-bit product of a CPU computes at once; a result's integer sums in two planes and its float32.
+_INT8_ROWS, _INT8_BYTES_PER_RESULT = 128, 12
 # A weight on its way into its packed form: its number as a byte and as an int32.
 _LOADING_BYTES_PER_WEIGHT = 5
 
@@ -162,11 +164,14 @@ def activation_bytes(shape: ModelShape, settings: PlanSettings, window: int) -> 
 
 
 def _panel_bytes(shape: ModelShape, settings: PlanSettings, rows: int) -> int:
-    """A panel of unpacked 4-bit weights and its product with the chunk; panels of narrow matrices have the most rows."""
+    """What a product of quantised weights holds: a panel of unpacked 4-bit weights and its product with the chunk (panels of
+    narrow matrices have the most rows), or the sums of an 8-bit gate and up.
+    """
     if settings.device != "cpu":
         return 0
     weights = max(_PANEL_WEIGHTS, _PANEL_ROWS * max(shape.intermediate, shape.hidden))
-    return weights * _PANEL_BYTES_PER_WEIGHT + rows * max(_PANEL_ROWS, _PANEL_WEIGHTS // shape.hidden) * 4
+    panels = weights * _PANEL_BYTES_PER_WEIGHT + rows * max(_PANEL_ROWS, _PANEL_WEIGHTS // shape.hidden) * 4
+    return max(panels, _INT8_ROWS * _INT8_BYTES_PER_RESULT * 2 * shape.intermediate)
 
 
 def _dense_bytes(shape: ModelShape, settings: PlanSettings) -> int:

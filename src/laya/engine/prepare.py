@@ -73,6 +73,9 @@ def prepare(
     outside = next((key for key in sampling.logit_bias or () if not 0 <= key < tokenizer.vocab_size), None)
     if outside is not None:
         raise InvalidRequest(f"{outside} is not a token of this model.", param="logit_bias")
+    outside = next((token for token in sampling.stop_token_ids if not 0 <= token < tokenizer.vocab_size), None)
+    if outside is not None:
+        raise InvalidRequest(f"{outside} is not a token of this model.", param="stop_token_ids")
     param = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
     prompt_ids = encode(request.prompt, tokenizer, limits) or _stand_in(tokenizer, param)
     count = len(prompt_ids)
