@@ -165,7 +165,7 @@ def measured(work: Callable[[Path], Any]) -> Any:
         burst, connection.BURST_S = connection.BURST_S, float("inf")
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(app._serve(config, "router", log, lambda: config))
+                runner.run(app.serve(config, "router", log, lambda: config))
         finally:
             app.Server = real
             connection.BURST_S = burst

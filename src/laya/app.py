@@ -14,15 +14,15 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from laya import __version__, dependencies
 from laya.config import Config
 from laya.config.roles import unreachable, work_folder
 from laya.errors import StartError
 from laya.gateway.access import Access
-from laya.gateway.backends import Backend
-from laya.gateway.figures import routing_components, routing_counters, routing_gauges
+from laya.gateway.condition import Condition
+from laya.gateway.figures import routing_counters, routing_gauges
 from laya.gateway.front import Gateway
 from laya.gateway.pages import Pages
 from laya.gateway.reload import Reloader
@@ -41,7 +41,7 @@ from laya.routing.sessions.journal import open_journal
 from laya.routing.sessions.redis_link import open_redis
 from laya.routing.sessions.store import open_sessions
 from laya.routing.table import RouteTable
-from laya.telemetry import Exposition, Telemetry, resident_bytes
+from laya.telemetry import Exposition, Telemetry
 from laya.ui.desk import Desk
 from laya.ui.history import History
 
@@ -58,148 +58,199 @@ def run(config: Config, role: str, read: Callable[[], Config]) -> int:
     forward_logging(log)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(config, role, log, read))
+            return runner.run(serve(config, role, log, read))
     finally:
         log.stop()
 
 
-async def _serve(config: Config, role: str, log: Log, read: Callable[[], Config]) -> int:
-    began = time.perf_counter()
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: _log_fault(log, context))
-    telemetry = Telemetry()
-    clock = Clock(loop, lambda stall: setattr(telemetry, "longest_stall", max(telemetry.longest_stall, stall)))
-    server = Server(config.server, clock, loop)
-    worker = Worker(loop, lambda fault: log.event("error", "fault", where="worker", kind=type(fault).__name__))
-    guests = GuestWorker(loop, lambda fault: log.event("error", "fault", where="stages", kind=type(fault).__name__))
-    failures: list[StartError] = []
+async def serve(config: Config, role: str, log: Log, read: Callable[[], Config]) -> int:
+    """As `run`, on a loop that runs already."""
+    application = Application(config, role, log, read)
+    await application.open()
+    await application.server.run()
+    return await application.close()
 
-    def engine_failed(error: StartError, was_ready: bool) -> None:
-        """An engine that cannot start ends the process; one that dies later does so where nothing else could answer."""
-        log.event("error", "engine_failed", text=str(error))
-        if not was_ready or not _healthy(backends, engines):
-            failures.append(error)
-            server.stop()
 
-    backends = make_backends(config, role, {}, clock, loop)
-    engines, watchdog = {}, None
-    if role != "router" and config.engines_by_name():
+class Application:
+    """Everything of one process, put together: made, opened, and closed again when the server has ended."""
+
+    def __init__(self, config: Config, role: str, log: Log, read: Callable[[], Config]) -> None:
+        self.config, self.role, self.log = config, role, log
+        self.began = time.perf_counter()
+        self.loop = loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: _log_fault(log, context))
+        self.telemetry = Telemetry()
+        self.clock = Clock(loop, self._stalled)
+        self.server = Server(config.server, self.clock, loop)
+        self.loopback = _is_loopback(config.server.host)
+        self.failures: list[StartError] = []
+        self.backends = make_backends(config, role, {}, self.clock, loop)
+        self.engines: dict[str, Any] = {}
+        self.watchdog: Any = None
+        if role != "router" and config.engines_by_name():
+            self._make_engines()
+        self.engine_ids = {engine.card.id: name for name, engine in self.engines.items()}
+        self.condition = Condition(self.server, self.backends, self.engines)
+        self.condition.watchdog = self.watchdog
+        self.gateway = self.server.gateway = self.condition.gateway = self._make_gateway()
+        self.watchers = Watchers(self._command_limit, work_folder(config), self.clock, log, show_output=self.loopback)
+        self.reloader = self.condition.reloader = Reloader(
+            config, load=read, compile=self._compiled, apply=self._apply, post=loop.call_soon_threadsafe, log=log,
+            show_errors=self.loopback,
+        )  # fmt: skip
+        self.telemetry.gauges += [self.condition.gauges, lambda: routing_gauges(self.gateway)]
+        self.telemetry.counters += [self.condition.counters, lambda: routing_counters(self.gateway)]
+
+    # -- the parts -----------------------------------------------------------------------------------------------------
+
+    def _make_engines(self) -> None:
         from laya.inprocess import build_engines, build_watchdog, memory_gauges
 
-        engines = build_engines(config, post=loop.call_soon_threadsafe, on_failed=engine_failed, log=log)
-        watchdog = build_watchdog(config, engines, loop.call_soon_threadsafe, log)
-        telemetry.gauges.append(lambda: memory_gauges(watchdog, engines))
-    engine_ids = {engine.card.id: name for name, engine in engines.items()}
-    table = RouteTable.compile(config, engine_ids)
-    stages = Stages(config)
-    loopback = _is_loopback(config.server.host)
+        post = self.loop.call_soon_threadsafe
+        self.engines = build_engines(self.config, post=post, on_failed=self._engine_failed, log=self.log)
+        self.watchdog = build_watchdog(self.config, self.engines, post, self.log)
+        self.telemetry.gauges.append(lambda: memory_gauges(self.watchdog, self.engines))
 
-    def access(of: Config) -> Access:
-        return Access(of.auth, config.server.cors_origins, loopback=loopback, relayed=role == "engine")
+    def _make_gateway(self) -> Gateway:
+        config, loop, clock, condition = self.config, self.loop, self.clock, self.condition
+        self.worker = Worker(loop, lambda fault: self._note_fault("worker", fault))
+        self.guests = GuestWorker(loop, lambda fault: self._note_fault("stages", fault))
+        self.journal = open_journal(config, loop.call_soon_threadsafe)
+        self.link = open_redis(config.router, loop.call_soon_threadsafe)
+        sessions = open_sessions(config.router, self.journal, loop.call_later, self.link)
+        history = History(self.telemetry, self.engines, self.backends, clock.now)
+        clock.add(sessions)
+        clock.add(history)
+        desk = Desk(
+            self.role, gateway=lambda: self.gateway, ready=condition.ready, history=history, components=condition.components,
+            now=lambda: clock.now,
+        )  # fmt: skip
+        pages = Pages(
+            Exposition(self.telemetry), ready=condition.ready, healthy=condition.healthy, components=condition.components,
+            metrics_open=self.loopback, desk=desk,
+        )  # fmt: skip
+        gateway = Gateway(
+            table=RouteTable.compile(config, self.engine_ids), backends=self.backends, engines=self.engines,
+            access=self._access(config), telemetry=self.telemetry, log=self.log, offload=self.worker.offload,
+            offload_guest=self.guests.offload, now=lambda: clock.now,
+            store=open_responses(config.router, self.journal, self.link, loop.call_later), sessions=sessions,
+            later=loop.call_later, stages=Stages(config), pages=pages,
+        )  # fmt: skip
+        if self.link is not None:
+            limits = SharedLimits(self.link)
+            gateway.staging.metering.count_with(limits)
+            clock.add(limits)
+        return gateway
 
-    journal = open_journal(config, loop.call_soon_threadsafe)
-    link = open_redis(config.router, loop.call_soon_threadsafe)
-    sessions = open_sessions(config.router, journal, loop.call_later, link)
-    clock.add(sessions)
-    store = open_responses(config.router, journal, link, loop.call_later)
-    history = History(telemetry, engines, backends, clock.now)
-    clock.add(history)
-    gateway = server.gateway = Gateway(
-        table=table, backends=backends, engines=engines,
-        access=access(config), telemetry=telemetry, log=log,
-        offload=worker.offload, offload_guest=guests.offload, now=lambda: clock.now, store=store,
-        sessions=sessions, later=loop.call_later, stages=stages,
-        pages=Pages(
-            Exposition(telemetry), ready=lambda: _ready(backends, engines, server), healthy=lambda: _healthy(backends, engines),
-            components=lambda: _components(gateway, server, watchdog, reloader), metrics_open=loopback,
-            desk=Desk(
-                role, gateway=lambda: gateway, ready=lambda: _ready(backends, engines, server), history=history,
-                components=lambda: _components(gateway, server, watchdog, reloader), now=lambda: clock.now,
-            ),
-        ),
-    )  # fmt: skip
+    def _access(self, config: Config) -> Access:
+        origins = self.config.server.cors_origins  # the server's settings stay until a restart
+        return Access(config.auth, origins, loopback=self.loopback, relayed=self.role == "engine")
 
-    if link is not None:
-        limits = SharedLimits(link)
-        gateway.staging.metering.count_with(limits)
-        clock.add(limits)
-
-    def limit() -> Memory:
+    def _command_limit(self) -> Memory:
         from laya.inprocess.commands import command_limit  # most configurations have no command
 
-        return command_limit(config, [engine.plan for engine in engines.values() if engine.plan is not None])
+        return command_limit(self.config, [engine.plan for engine in self.engines.values() if engine.plan is not None])
 
-    watchers = Watchers(limit, work_folder(config), clock, log, show_output=loopback)
+    # -- a reload ------------------------------------------------------------------------------------------------------
 
-    def apply(new: Config, compiled: tuple[RouteTable, Stages]) -> None:
+    def _compiled(self, new: Config) -> tuple[RouteTable, Stages]:
+        return RouteTable.compile(new, self.engine_ids), Stages(new)
+
+    def _apply(self, new: Config, compiled: tuple[RouteTable, Stages]) -> None:
         """Backends of unchanged settings stay, with connections, counts and breakers; the others end with their calls."""
-        found = make_backends(new, role, backends, clock, loop)
-        watchers.check(list(found.values()))
+        backends = self.backends
+        found = make_backends(new, self.role, backends, self.clock, self.loop)
+        self.watchers.check(list(found.values()))
         gone = [backend for name, backend in backends.items() if found.get(name) is not backend]
         backends.clear()
         backends.update(found)
-        gateway.adopt(*compiled, access(new))
-        watchers.watch(list(backends.values()))
+        self.gateway.adopt(*compiled, self._access(new))
+        self.watchers.watch(list(backends.values()))
         for backend in gone:
             backend.pool.retire()
 
-    reloader = Reloader(
-        config, load=read, compile=lambda new: (RouteTable.compile(new, engine_ids), Stages(new)),
-        apply=apply,
-        post=loop.call_soon_threadsafe, log=log, show_errors=loopback,
-    )  # fmt: skip
-    telemetry.gauges.extend((
-        lambda: _gauges(server, engines, log), lambda: routing_gauges(gateway),
-        lambda: [("laya_config_reload_failed", {}, int(reloader.failed))],
-    ))  # fmt: skip
-    telemetry.counters.extend((
-        lambda: _counters(engines), lambda: routing_counters(gateway),
-        lambda: [("laya_config_reloads", {}, reloader.reloads)],
-    ))  # fmt: skip
-    watchers.check(list(backends.values()))
-    await server.listen()
-    clock.start()
-    watchers.watch(list(backends.values()))
-    reloader.start()
-    terminal = os.isatty(0)
-    loop.add_signal_handler(signal.SIGHUP, lambda: server.stop() if terminal and not os.isatty(0) else reloader.request())
-    if not loopback and not config.auth.keys:
-        key = "inference.listen_key" if role == "engine" else "auth.keys"
-        log.event("warning", "open_to_all", text=f"no {key} off loopback: all who reach this address may use it")
-    for name in unreachable(config, role):
-        log.event("warning", "unreachable", engine=name, text="it has no listen address, so this router sends nothing to it")
-    page = next((f"{address}/ui" for address in server.addresses if not address.startswith("unix:")), None)
-    log.event("info", "listening", version=__version__, role=role, addresses=server.addresses, page=page, compiled=COMPILED,
-              seconds=round(time.perf_counter() - began, 3))  # fmt: skip
-    gc.freeze()  # what start-up made stays for good: the collector need not walk it under traffic
-    for engine in engines.values():
-        engine.start()
-        clock.add(EngineTick(engine))
-    if watchdog is not None:
-        watchdog.start()
-    await server.run()
-    reloader.stop()
-    if watchdog is not None:
-        watchdog.stop()
-    for engine in engines.values():
-        engine.stop(0.0)  # what it ran for clients has ended with the drain
-    ended = [await loop.run_in_executor(None, engine.join, 5.0) for engine in engines.values()]
-    await watchers.stop()
-    for backend in backends.values():
-        backend.pool.close()
-    worker.stop()
-    guests.stop()
-    if journal is not None:
-        await loop.run_in_executor(None, journal.stop, 5.0)
-    if link is not None:
-        await loop.run_in_executor(None, link.stop, 5.0)
-    clock.stop()
-    if failures:
-        if not all(ended):
-            _leave(failures[0], log)
-        raise failures[0]
-    log.event("info", "stopped")
-    return 0
+    # -- what goes wrong -----------------------------------------------------------------------------------------------
+
+    def _engine_failed(self, error: StartError, was_ready: bool) -> None:
+        """An engine that cannot start ends the process; one that dies later does so where nothing else could answer."""
+        self.log.event("error", "engine_failed", text=str(error))
+        if not was_ready or not self.condition.healthy():
+            self.failures.append(error)
+            self.server.stop()
+
+    def _note_fault(self, where: str, fault: BaseException) -> None:
+        self.log.event("error", "fault", where=where, kind=type(fault).__name__)
+
+    def _stalled(self, seconds: float) -> None:
+        self.telemetry.longest_stall = max(self.telemetry.longest_stall, seconds)
+
+    # -- start and end -------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Listen, and start what runs beside the loop. Raises StartError."""
+        watched = list(self.backends.values())
+        self.watchers.check(watched)
+        await self.server.listen()
+        self.clock.start()
+        self.watchers.watch(watched)
+        self.reloader.start()
+        terminal = os.isatty(0)
+        self.loop.add_signal_handler(signal.SIGHUP, lambda: self._hang_up(terminal))
+        self._announce()
+        gc.freeze()  # what start-up made stays for good: the collector need not walk it under traffic
+        for engine in self.engines.values():
+            engine.start()
+            self.clock.add(EngineTick(engine))
+        if self.watchdog is not None:
+            self.watchdog.start()
+
+    def _hang_up(self, terminal: bool) -> None:
+        """SIGHUP: the terminal that it was started from has gone, or somebody wants the file read again."""
+        if terminal and not os.isatty(0):
+            self.server.stop()
+        else:
+            self.reloader.request()
+
+    def _announce(self) -> None:
+        """The first lines of the log."""
+        log, addresses = self.log, self.server.addresses
+        if not self.loopback and not self.config.auth.keys:
+            key = "inference.listen_key" if self.role == "engine" else "auth.keys"
+            log.event("warning", "open_to_all", text=f"no {key} off loopback: all who reach this address may use it")
+        for name in unreachable(self.config, self.role):
+            text = "it has no listen address, so this router sends nothing to it"
+            log.event("warning", "unreachable", engine=name, text=text)
+        page = next((f"{address}/ui" for address in addresses if not address.startswith("unix:")), None)
+        seconds = round(time.perf_counter() - self.began, 3)
+        log.event(
+            "info", "listening", version=__version__, role=self.role, addresses=addresses, page=page, compiled=COMPILED,
+            seconds=seconds,
+        )  # fmt: skip
+
+    async def close(self) -> int:
+        """End it all, when the server has drained. The exit code; raises the StartError of an engine that ended the process."""
+        self.reloader.stop()
+        if self.watchdog is not None:
+            self.watchdog.stop()
+        for engine in self.engines.values():
+            engine.stop(0.0)  # what it ran for clients has ended with the drain
+        wait = self.loop.run_in_executor
+        ended = [await wait(None, engine.join, 5.0) for engine in self.engines.values()]
+        await self.watchers.stop()
+        for backend in self.backends.values():
+            backend.pool.close()
+        self.worker.stop()
+        self.guests.stop()
+        for store in (self.journal, self.link):
+            if store is not None:
+                await wait(None, store.stop, 5.0)
+        self.clock.stop()
+        if self.failures:
+            if not all(ended):
+                _leave(self.failures[0], self.log)
+            raise self.failures[0]
+        self.log.event("info", "stopped")
+        return 0
 
 
 def _leave(error: StartError, log: Log) -> NoReturn:
@@ -234,57 +285,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-# States of an engine in which requests are served, or wait while its model is loaded for them.
-_TAKES_REQUESTS = frozenset({"ready", "asleep", "waking", "unloading"})
-
-
-def _ready(backends: dict[str, Backend], engines: dict, server: Server) -> bool:
-    """This role can serve: an engine is ready, or some backend may be picked."""
-    if server.draining:
-        return False
-    states = [engine.status() for engine in engines.values()]
-    engine_ready = any(state["state"] in _TAKES_REQUESTS and not state.get("stuck") for state in states)
-    return engine_ready or any(b.healthy is not False and b.breaker.state != 2 for b in backends.values())
-
-
-def _healthy(backends: dict[str, Backend], engines: dict) -> bool:
-    """The process lives; a dead engine matters only where nothing else could answer."""
-    return bool(backends) or not engines or any(engine.status()["state"] != "failed" for engine in engines.values())
-
-
-def _components(gateway: Gateway, server: Server, watchdog, reloader: Reloader) -> dict:
-    """The JSON of /ready."""
-    return {
-        **({"watchdog": watchdog.status()} if watchdog is not None else {}),
-        "server": {
-            "draining": server.draining, "connections": len(server.connections), "buffered_bytes": server.ledger.held,
-        },
-        "engines": {name: engine.status() for name, engine in gateway.engines.items()},
-        **routing_components(gateway),
-        "config": reloader.status(),
-    }  # fmt: skip
-
-
-def _gauges(server: Server, engines: dict, log: Log):
-    yield "laya_connections", {}, len(server.connections)
-    yield "laya_buffered_bytes", {}, server.ledger.held
-    yield "laya_log_lines_dropped", {}, log.dropped
-    yield "laya_host_memory_bytes", {"kind": "rss"}, resident_bytes()
-    for name, engine in engines.items():
-        figures = engine.figures()
-        yield "laya_sequences_running", {"engine": name}, figures.sequences_running
-        yield "laya_sequences_waiting", {"engine": name}, figures.sequences_waiting
-        yield "laya_kv_blocks_used", {"engine": name}, figures.kv_blocks_used
-        yield "laya_kv_blocks_total", {"engine": name}, figures.kv_blocks_total
-
-
-def _counters(engines: dict):
-    for name, engine in engines.items():
-        figures = engine.figures()
-        for kind in ("prompt", "cached", "generated"):
-            yield "laya_tokens", {"engine": name, "kind": kind}, getattr(figures, f"{kind}_tokens")
-        yield "laya_preemptions", {"engine": name}, figures.preemptions
-
-

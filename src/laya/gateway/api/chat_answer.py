@@ -101,7 +101,7 @@ class ChatAnswer:
         self._stop_match: str | None = None
         self._usage: Usage | None = None
         self._calls: list[str | None] = []  # ids, by our own count
-        self._unnamed: tuple[str | None, str] | None = None  # a call whose name has not come: its id, what came of its arguments
+        self._unnamed: tuple[str | None, str] | None = None  # of a call whose name has not come: id, arguments
         self._numbers: dict[int, int] = {}  # the backend's index -> ours
 
     @property
