@@ -59,7 +59,7 @@ def measure(quick: bool) -> dict[str, Any]:
         directory = Path(folder)
         figures: dict[str, Any] = {
             "machine": machine.describe(),
-            "redact": redacting.speeds(5 if quick else 30),
+            "redact": redacting.speeds(40 if quick else 200),
             "serving": serving.cached(directory, 500 if quick else 6000),
             "first_token": serving.first_token(directory, 4 if quick else 30),
             "stall": serving.longest_stall(directory, 4 if quick else 40),
