@@ -58,6 +58,9 @@ class Laya:
     def event(self, name: str) -> dict:
         return next(line for line in self.lines if line.get("event") == name)
 
+    def events(self, name: str) -> list[dict]:
+        return [line for line in self.lines if line.get("event") == name]
+
     def get(self, path: str, headers: dict | None = None) -> tuple[int, bytes]:
         return self.call("GET", path, headers=headers)[:2]
 

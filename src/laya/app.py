@@ -93,6 +93,7 @@ class Application:
         self.condition = Condition(self.server, self.backends, self.engines)
         self.condition.watchdog = self.watchdog
         self.gateway = self.server.gateway = self.condition.gateway = self._make_gateway()
+        self.clock.add(self.condition)
         self.watchers = Watchers(self._command_limit, work_folder(config), self.clock, log, show_output=self.loopback)
         self.reloader = self.condition.reloader = Reloader(
             config, load=read, compile=self._compiled, apply=self._apply, post=loop.call_soon_threadsafe, log=log,

@@ -87,6 +87,7 @@ def test_redis_away_means_local_operation_and_it_comes_back_by_itself(ups, store
         assert backend(second, "x") == backend(second, "x")
         assert first.wait_for(lambda: sessions_of(first)["state"] == "degraded")
         assert first.get("/ready")[0] == 200 and first.metric("laya_session_table_degraded") == 1
+        assert first.wait_for(lambda: [line["state"] for line in first.events("session_table")] == ["degraded"])
         assert first.metric("laya_session_table_errors_total", kind="ConnectionError") >= 1
         store.start()
         for router in (first, second):
@@ -94,6 +95,7 @@ def test_redis_away_means_local_operation_and_it_comes_back_by_itself(ups, store
         assert first.wait_for(lambda: sessions_of(first)["unwritten"] == 0)
         assert {session: backend(second, session) for session in new} == new, "what was assigned meanwhile is shared"
         assert first.metric("laya_session_table_degraded") == 0
+        assert first.wait_for(lambda: [line["state"] for line in first.events("session_table")] == ["degraded", "ok"])
 
 
 def test_a_redis_that_hangs_holds_no_request_beyond_the_bound(ups, store, tmp_path):

@@ -27,6 +27,14 @@ class Condition:
         self.gateway: Any = None
         self.watchdog: Any = None
         self.reloader: Any = None
+        self._degraded = False  # the session table, as the log was told last
+
+    def on_tick(self, now: float) -> None:
+        """Tell the log when the disk or Redis behind the session table goes away, and when it is back."""
+        status = self.gateway.sessions.status()
+        if (status["state"] == "degraded") != self._degraded:
+            self._degraded = not self._degraded
+            self.gateway.log.event("warning" if self._degraded else "info", "session_table", **status)
 
     def ready(self) -> bool:
         """This role can serve: an engine is ready, or some backend may be picked."""
