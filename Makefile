@@ -11,7 +11,7 @@ PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --constraint con
 MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 GEMMA := models/gemma-3-270m-q4_k_m.gguf
 BENCHMARKS := $(sort $(filter-out %/__init__.py,$(wildcard benchmarks/*.py)))
-PACKAGING := setup.cfg pyproject.toml constraints.txt
+PACKAGING := setup.cfg setup.py pyproject.toml constraints.txt $(wildcard src/laya/model/native/*)
 
 .NOTPARALLEL:
 .PHONY: help install dev model gemma run test check docs bench fuzz binary binary-router compiled clean
