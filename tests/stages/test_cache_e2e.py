@@ -233,14 +233,15 @@ def send(laya, body: dict):
 def test_twins_survive_the_leaving_of_who_asked_first(laya, upstream, streamed):
     """(case 61)"""
     slow = says("survives")
-    upstream.script = lambda asked: [*slow(asked)[:1], Sleep(1), *slow(asked)[1:]] if streamed else [Sleep(1), *slow(asked)]
+    upstream.script = lambda asked: [*slow(asked)[:1], Sleep(3), *slow(asked)[1:]] if streamed else [Sleep(3), *slow(asked)]
     body = ask(stream=streamed)
     leader = send(laya, body)
     assert upstream.wait_for(lambda: len(upstream.asked) == 1)
     follower: list = []
+    hits = laya.metric("laya_cache_hits_total")
     thread = threading.Thread(target=lambda: follower.append(chat(laya, body)))
     thread.start()
-    time.sleep(0.3)
+    assert laya.wait_for(lambda: laya.metric("laya_cache_hits_total") == hits + 1)  # it has joined
     leader.close()
     thread.join(20)
     assert [(word, text_of(raw)) for word, raw in follower] == [("hit", "survives")] and len(upstream.asked) == 1
