@@ -286,3 +286,49 @@ def test_one_byte_chunks_pass_in_both_directions(router, upstream):
         sock.sendall(b"".join(chunked(b"%c" % byte) for byte in body) + b"0\r\n\r\n")
         assert read_stream(sock) == delta("z" * 4000) + b"data: [DONE]\n\n"
     assert upstream.asked[0].body == body
+
+
+def test_what_comes_behind_answers_that_nobody_reads_is_not_kept(router, upstream):
+    """A body may be long, and its client still has answers to read: until then it waits in the kernel."""
+    upstream.script = lambda asked: [answer(b"x" * (200 << 10))]
+    before = router.metric("laya_host_memory_bytes", kind="rss")
+    with router.connect() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        for count in range(1, 41):
+            sock.sendall(post(BODY))
+            upstream.wait_for(lambda count=count: len(upstream.asked) == count, 0.1)
+        sent, head = 0, b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (32 << 20)
+        sock.settimeout(1.0)
+        try:
+            sock.sendall(head)
+            while sent < 64 << 20:
+                sent += sock.send(b"x" * 262144)
+        except (TimeoutError, ConnectionError):
+            pass
+        assert sent < 16 << 20
+        assert router.metric("laya_host_memory_bytes", kind="rss") - before < 16 << 20
+
+
+def test_a_client_that_reads_its_pages_late_gets_them_all(router):
+    """It is not read while it does not read; what it had sent meanwhile is answered then."""
+    count = 20_000
+    with router.connect() as sock:
+        burst = b"GET /v1/models/x HTTP/1.1\r\nHost: localhost\r\n\r\n" * count
+        writer = threading.Thread(target=sock.sendall, args=(burst,), daemon=True)
+        writer.start()
+        time.sleep(0.5)
+        assert read_answers(sock, count) == count
+        writer.join(10)
+
+
+def test_a_reader_that_is_only_slow_is_not_cut_off(upstream, tmp_path):
+    """The kernel asks for more only when a good part of what it holds is gone: until then its own count tells."""
+    upstream.script = lambda asked: [SSE_HEAD, *[chunked(delta("x" * 4000))] * 4000]
+    limits = {"body_timeout_s": 3}
+    with running(config(upstream.url, limits), tmp_path) as laya, laya.connect() as sock:
+        sock.sendall(post(STREAM))
+        until = time.monotonic() + 6
+        while time.monotonic() < until:
+            assert sock.recv(4000)
+            time.sleep(0.05)
+        assert laya.metric("laya_backend_inflight", backend="up") == 1

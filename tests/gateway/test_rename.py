@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -65,6 +66,18 @@ def test_errors_other_types_and_large_answers_pass(renaming, upstream):
     big = json.dumps({"data": "x" * 300_000, "model": "qwen3-8b"}).encode()
     upstream.script = lambda asked: [answer(big)]
     assert json.loads(renaming.call("POST", "/v1/embeddings", CHAT)[1])["model"] == "big"
+
+
+def test_an_answer_too_long_to_be_renamed_passes_whole(renaming, upstream):
+    """Its length is not told, so it was collected in part; a reader that comes late is waited for."""
+    body = b'{"model":"qwen3-8b","x":"' + b"a" * (18 << 20) + b'"}'
+    pieces = [chunked(body[at : at + 65536]) for at in range(0, len(body), 65536)]
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    upstream.script = lambda asked: [head, *pieces, b"0\r\n\r\n"]
+    with renaming.connect() as sock:
+        sock.sendall(post(json.dumps(CHAT).encode()))
+        time.sleep(0.5)
+        assert read_stream(sock, 30) == body
 
 
 def test_a_cut_stream_still_ends_with_an_error(renaming, upstream):

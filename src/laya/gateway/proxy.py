@@ -45,7 +45,6 @@ class ProxyExchange(WatchedExchange):
     _target = None
     _sse = False
     _partial = b""
-    _paused = False
     _sent_at = 0.0
     _waits = 0
 
@@ -214,9 +213,8 @@ class ProxyExchange(WatchedExchange):
 
     def on_upstream_data(self, data: bytes) -> None:
         if self._rename is not None:
-            if self._collected is not None:
-                self._collect(data)
-                return
+            if self._collected is not None or self._backlog:
+                return self._collect(data)
             if self._sse:
                 try:
                     data = self._rename.feed(data)
@@ -256,7 +254,8 @@ class ProxyExchange(WatchedExchange):
             if self._collected is not None:
                 self._answer_renamed()
                 return
-            self._partial += self._rename.rest()
+            self._partial += b"".join(self._backlog) + self._rename.rest()
+            self._backlog = ()
         if self._sse:
             self._watch.see(self._partial)
         if self._sse and self.status < 400 and not self._stream_is_whole():
@@ -312,7 +311,9 @@ class ProxyExchange(WatchedExchange):
     # -- the connection's calls ----------------------------------------------------------------------------------------
 
     def on_writable(self) -> None:
-        if self._paused:
+        if self._backlog and not self._pass_backlog():
+            return
+        if self._paused and self.call is not None:
             self._paused = False
             self.call.resume()
 

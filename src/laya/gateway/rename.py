@@ -7,6 +7,7 @@ thread, one stream each; the exchange loop thread only.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -75,6 +76,8 @@ class RenamingExchange(MovingExchange):
     _collected: list[bytes] | None = None  # of a JSON answer that is to be renamed
     _lines = b""
     _collected_size = 0
+    _backlog: Any = ()  # what was collected in vain, on its way to the client
+    _paused = False
 
     def _renames(self, response, lines: bytes) -> bool:
         """Prepare to put the client's name for the model into the answer. True: the head waits for the body."""
@@ -91,24 +94,38 @@ class RenamingExchange(MovingExchange):
         self._lines, self._collected = lines, []
         if response.body is not None:
             self._collected.append(response.body)
+            self._collected_size = len(response.body)
             self.on_upstream_end()
         return True
 
     def _collect(self, data: bytes) -> None:
+        if self._collected is None:  # it closed when it was paused: the rest comes behind the backlog
+            self._backlog.append(data)
+            return
         self._collected.append(data)
         self._collected_size += len(data)
         if self._collected_size > MAX_COLLECTED:
-            pieces, self._collected = self._collected, None
+            self._backlog, self._collected = deque(self._collected), None
             self.move(STREAMING)
             self.connection.start(self.status, self._lines + self.own_lines())
-            self.on_upstream_data(b"".join(pieces))
+            self._paused = True
+            self.call.pause()
+            self.on_writable()
+
+    def _pass_backlog(self) -> bool:
+        """Write what was collected as fast as it is read. True: it has all gone out."""
+        connection, backlog = self.connection, self._backlog
+        while backlog and not connection.paused:
+            if not connection.write(backlog.popleft()):
+                backlog.clear()  # the reader was cut off, and this exchange cancelled with it
+        return not backlog
 
     def _answer_renamed(self) -> None:
-        body, self._collected = b"".join(self._collected), None
-        if len(body) > READ_ON_LOOP:
-            self.gateway.offload(lambda: self._rename.body(body), self._renamed)
+        pieces, self._collected = self._collected, None
+        if self._collected_size > READ_ON_LOOP:
+            self.gateway.offload(lambda: self._rename.body(b"".join(pieces)), self._renamed)
         else:
-            self._renamed(self._rename.body(body))
+            self._renamed(self._rename.body(b"".join(pieces)))
 
     def _renamed(self, body: bytes | LayaError) -> None:
         if self.state is DONE:

@@ -6,8 +6,11 @@ version of HTTP wants them. Loop thread only.
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import struct
+import sys
+import termios
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -116,6 +119,15 @@ class Answering(ABC):
             self.close()
         else:
             self._reset()  # without chunks or words only that tells that something is missing
+
+    def _unsent(self) -> int:
+        """Bytes that the client has not taken, those that the kernel holds for it included: it takes more only now and then."""
+        sock = self.transport.get_extra_info("socket")
+        try:
+            kernel = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+        except (AttributeError, OSError, ValueError):
+            kernel = b""  # it is just being closed
+        return self.transport.get_write_buffer_size() + int.from_bytes(kernel, sys.byteorder)
 
     def _reset(self) -> None:
         sock = self.transport.get_extra_info("socket")

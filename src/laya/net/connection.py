@@ -31,7 +31,7 @@ class ClientConnection(Answering):
 
     __slots__ = (
         "gateway", "inbound", "request", "deadline", "closing", "peer", "_parts", "_held", "_ahead", "_body_began", "_pumping",
-        "_waiting", "_in_head", "_lingers", "_stuck",
+        "_waiting", "_in_head", "_lingers", "_stuck", "_held_back",
     )  # fmt: skip
 
     def __init__(self, server) -> None:
@@ -51,6 +51,7 @@ class ClientConnection(Answering):
         self._in_head = False  # a head has begun and is not whole
         self._lingers = False  # the answer is an early one: what still comes of the request is thrown away
         self._stuck: tuple[int, float] | None = None  # unsent bytes of a paused reader, and since when it is so many
+        self._held_back = NEVER  # since when it is not read, because it does not read its answers
 
     # -- transport callbacks -------------------------------------------------------------------------------------------
 
@@ -69,7 +70,7 @@ class ClientConnection(Answering):
     def data_received(self, data: bytes) -> None:
         if self.closing:
             return
-        if self.exchange is None:
+        if self.exchange is None and not self.paused:
             found = self.inbound.take_whole(data)
             if found is not None:
                 self._begin(*found)
@@ -112,24 +113,29 @@ class ClientConnection(Answering):
         self._stuck = None
         if self.exchange is not None:
             self.exchange.on_writable()
-        elif self.inbound.buffered and not self._pumping and self._waiting is None:
-            self._pump()
+        elif not self.closing:
+            self._reads_again()
 
     def on_tick(self, now: float) -> None:
-        if now > self.deadline:
+        if self.paused:  # the other deadlines are for what it sends
+            if self._reader_is_gone(now):
+                self._leave()
+                self.transport.abort()
+                return
+        elif now > self.deadline:
             self._expire()
-        elif self.paused and self._reader_is_gone(now):
-            self._leave()
-            self.transport.abort()
-        elif self.exchange is not None:
+            return
+        if self.exchange is not None:
             self.exchange.on_tick(now)
 
     def _reader_is_gone(self, now: float) -> bool:
-        """It took nothing of its answer for as long as a request's body may be silent: others need the place at the backend."""
-        unsent = self.transport.get_write_buffer_size()
+        """It took nothing of its answer for as long as a request's body may be silent: others need the place at the backend.
+        Once nothing more can come of it, for as long as it might be idle."""
+        unsent = self._unsent()
         if self._stuck is None or self._stuck[0] != unsent:
             self._stuck = (unsent, now)
-        return now - self._stuck[1] > self.server.settings.body_timeout_s
+        settings = self.server.settings
+        return now - self._stuck[1] > (settings.keepalive_timeout_s if self.closing else settings.body_timeout_s)
 
     # -- input ---------------------------------------------------------------------------------------------------------
 
@@ -140,7 +146,10 @@ class ClientConnection(Answering):
         inbound = self.inbound
         until = perf_counter() + BURST_S
         try:
-            while not self.closing and self.exchange is None and not self.paused:
+            while not self.closing and self.exchange is None:
+                if self.paused:
+                    self._hold_back()
+                    return
                 if inbound.buffered and perf_counter() > until:
                     self.transport.pause_reading()
                     self._waiting = self.server.loop.call_soon(self._go_on)
@@ -164,6 +173,27 @@ class ClientConnection(Answering):
                     self.refuse(by_status(event.status, event.message))
         finally:
             self._pumping = False
+
+    def _hold_back(self) -> None:
+        """Read no more until the answers are read: what comes would be kept. Nobody works for this client, so that it has left
+        may be seen later."""
+        if self._held_back == NEVER:
+            self._held_back = self.server.clock.now
+            self.transport.pause_reading()
+
+    def _reads_again(self) -> None:
+        """All answers were taken: on with what it sends. The silence until now was ours."""
+        now, settings = self.server.clock.now, self.server.settings
+        since, self._held_back = self._held_back, NEVER
+        if self.request is not None:
+            self._body_began += max(0.0, now - since)
+            self.deadline += max(0.0, now - since)
+        else:
+            self.deadline = now + (settings.header_timeout_s if self._in_head else settings.keepalive_timeout_s)
+        if since != NEVER:
+            self.transport.resume_reading()
+        if self.inbound.buffered and not self._pumping and self._waiting is None:
+            self._pump()
 
     def _go_on(self) -> None:
         self._waiting = None

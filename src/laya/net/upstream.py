@@ -135,6 +135,8 @@ class UpstreamConnection:
             self._paused = False
             self.deadline = self.pool.clock.now + self.pool.settings.idle_timeout_s
             self.transport.resume_reading()
+            if self._waiting is None:  # for what the parser has still: the end of the body, at least
+                self._waiting = self.pool.loop.call_soon(self._go_on, self.call)
 
     @property
     def heard_at(self) -> float:
@@ -219,8 +221,8 @@ class UpstreamConnection:
         """Hand on what the parser has: `whole`: all of it, else a few pieces and the rest in the loop's next turn."""
         try:
             for _ in count() if whole else range(PIECES_A_TURN):
-                if self.call is not call or not self._hand_on(call):
-                    return
+                if self.call is not call or not self._hand_on(call) or (self._paused and not whole):
+                    return  # `resume` goes on where it was paused
         except Exception as fault:
             self._fault(call, fault)
             return
@@ -229,9 +231,8 @@ class UpstreamConnection:
 
     def _go_on(self, call: Call) -> None:
         self._waiting = None
-        if self.call is call:
-            if not self._paused:
-                self.transport.resume_reading()
+        if self.call is call and not self._paused:
+            self.transport.resume_reading()
             self._advance(call)
 
     def _hand_on(self, call: Call) -> bool:
