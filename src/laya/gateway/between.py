@@ -19,6 +19,7 @@ class Between:
     __slots__ = ("gateway", "outer", "exchange", "request", "body", "plan")
 
     staged = True
+    passes = False  # `send` and `done` may be called, as on the connection without
     reads_answers = True  # a backend must not pack its answer
 
     def __init__(self, gateway, outer, request, body: bytes, plan) -> None:

@@ -122,13 +122,13 @@ class Exchange:
             self.first_at = perf_counter()
         lines += self.own_lines()
         connection = self.connection
-        if connection.staged:  # what stands between keeps accounts of its own until the exchange ends
-            self._end(outcome)
-            connection.reply(status, lines, body)
-        else:
+        if not connection.staged or connection.passes:
             connection.send(status, lines, body)
             self._end(outcome)
             connection.done()
+        else:  # what stands between has work to do with the answer, and keeps accounts until the exchange ends
+            self._end(outcome)
+            connection.reply(status, lines, body)
 
     def fail(self, error: LayaError, outcome: str | None = None) -> None:
         """An error before anything was sent: its status and body are the answer."""

@@ -104,6 +104,18 @@ class Staged(Between):
     def paused(self) -> bool:
         return self.outer.paused or (self._jobs is not None and len(self._jobs) > MAX_WAITING)
 
+    @property
+    def passes(self) -> bool:
+        """Nothing is to be done with a whole answer."""
+        return not (self.filters or self.over or self.outer.staged) and self.ticket is None
+
+    def send(self, status: int, lines: bytes, body: bytes) -> None:
+        self.outer.send(status, lines + self.lines, body)
+
+    def done(self) -> None:
+        self.close()
+        self.outer.done()
+
     def reply(self, status: int, lines: bytes, body: bytes) -> None:
         if self.over:
             return
