@@ -55,5 +55,8 @@ class Clock:
             self._next_tick = now + TICK_S
             self.now = now
             for member in tuple(self._members):
-                member.on_tick(now)
+                try:
+                    member.on_tick(now)
+                except Exception as fault:  # a mistake of ours: the others' deadlines hold all the same
+                    self._loop.call_exception_handler({"message": "a tick failed", "exception": fault})
         self.start()

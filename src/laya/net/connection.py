@@ -16,7 +16,7 @@ from laya.errors import LayaError, RequestTimeout, Unavailable, by_status
 from laya.gateway.error_forms import error_bytes
 from laya.net.answering import Answering
 from laya.net.clock import NEVER
-from laya.net.flow import HIGH_WATER, READ_AHEAD
+from laya.net.flow import HIGH_WATER, LARGE_READ, READ_AHEAD
 from laya.wire.inbound import Inbound
 from laya.wire.messages import EOF, NEED_DATA, PAUSED, BodyData, EndOfBody, Request
 from laya.wire.reply import CONTINUE
@@ -80,6 +80,9 @@ class ClientConnection(Answering):
             self._read_ahead(len(data))
         elif not self._pumping:
             self._pump()
+            if len(data) > LARGE_READ and self.request is not None and self._waiting is None and self._held_back == NEVER:
+                self.transport.pause_reading()
+                self._waiting = self.server.loop.call_soon(self._go_on)
 
     def _read_ahead(self, count: int) -> None:
         """Requests pipelined behind the one under way. Reading never pauses, so that the client's leaving is always seen."""
@@ -125,8 +128,12 @@ class ClientConnection(Answering):
         elif now > self.deadline:
             self._expire()
             return
-        if self.exchange is not None:
-            self.exchange.on_tick(now)
+        exchange = self.exchange
+        if exchange is not None:
+            try:
+                exchange.on_tick(now)
+            except Exception as fault:
+                exchange.on_fault(fault)
 
     def _reader_is_gone(self, now: float) -> bool:
         """It took nothing of its answer for as long as a request's body may be silent: others need the place at the backend.

@@ -9,6 +9,9 @@ from __future__ import annotations
 # Unsent output of one connection at which its source is paused: any that the kernel does not take, whose own buffer keeps a
 # fast reader busy. uvloop writes at once what would pass this mark, all else only when everything that has come was read.
 HIGH_WATER = 1
+# A read of so much of a body ends its connection's turn: libuv would read up to 32 times on, a quarter of a MiB each, and all
+# others wait. Below it, reading once more is cheaper than another turn.
+LARGE_READ = 32 * 1024
 # Bytes one client may send behind the request under way. Reading cannot pause for them: then nobody would see it leave.
 # Past the bound it is cut off; no known client pipelines even one request.
 READ_AHEAD = 256 * 1024

@@ -179,6 +179,9 @@ class Pool:
             error = getattr(exc, "strerror", None) or type(exc).__name__
         finally:
             self._connecting -= 1
+        if connection is not None and connection.gone:  # lost again before this line: nothing was sent
+            self._open += 1  # `lose` has counted it off
+            connection, error = None, "the backend closed the connection at once"
         if connection is None:
             # One attempt answers for one call: each caller decides alone where to go next.
             call = self._next_call(reused=False)
@@ -187,9 +190,6 @@ class Pool:
             self._grow()  # for those still in line
             return
         self._open += 1
-        if connection.gone:  # it was lost again before this line, and counted so
-            self._grow()
-            return
         call = self._next_call(reused=False)
         if call is not None:
             connection.send(call)

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from laya.net.clock import NEVER
-from laya.net.flow import HIGH_WATER
+from laya.net.flow import HIGH_WATER, LARGE_READ
 from laya.wire.messages import NEED_DATA, BodyData, EndOfBody, Response
 from laya.wire.outbound import Outbound
 
@@ -163,6 +163,8 @@ class UpstreamConnection:
                 if piece is not None:
                     call.listener.on_upstream_data(piece)
                     self._heard()
+                    if len(data) > LARGE_READ:
+                        self._yield(call)
                     return
             else:
                 response = self.outbound.take_whole(data)
@@ -175,6 +177,8 @@ class UpstreamConnection:
             return
         self.outbound.receive(data)
         self._advance(call)
+        if len(data) > LARGE_READ:
+            self._yield(call)
 
     def eof_received(self) -> bool:
         call = self.call
@@ -226,8 +230,13 @@ class UpstreamConnection:
         except Exception as fault:
             self._fault(call, fault)
             return
-        self.transport.pause_reading()
-        self._waiting = self.pool.loop.call_soon(self._go_on, call)
+        self._yield(call)
+
+    def _yield(self, call: Call) -> None:
+        """The rest in the loop's next turn."""
+        if self.call is call and self._waiting is None and not self._paused:
+            self.transport.pause_reading()
+            self._waiting = self.pool.loop.call_soon(self._go_on, call)
 
     def _go_on(self, call: Call) -> None:
         self._waiting = None
