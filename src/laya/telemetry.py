@@ -27,7 +27,7 @@ HELP = {
     "laya_time_to_first_token_seconds": "From the whole request to the first token sent.",
     "laya_inter_token_seconds": "Between two pieces of one stream.",
     "laya_connections": "Open client connections.",
-    "laya_buffered_bytes": "Bodies and unsent output held in memory.",
+    "laya_buffered_bytes": "Bodies of requests held in memory.",
     "laya_loop_stall_seconds": "Longest stall of the loop thread since the last scrape.",
     "laya_backend_up": "1 when the backend may be picked.",
     "laya_backend_inflight": "Requests at the backend now.",

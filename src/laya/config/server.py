@@ -43,7 +43,7 @@ class ServerConfig(Section, kw_only=True):
     max_head_bytes: Annotated[int, size("request line and headers together; more is 431", 1 * KIB, 1 * MIB)] = 32 * KIB
     max_body_bytes: Annotated[int, size("one request body, after unpacking; more is 413", 1 * KIB, 2 * GIB)] = 32 * MIB
     max_buffered_bytes: Annotated[
-        int, size("all bodies and unsent output together; beyond it 503, so that memory stays in bounds", 1 * MIB, 1 * TIB)
+        int, size("all bodies of requests together; beyond it 503, so that memory stays in bounds", 1 * MIB, 1 * TIB)
     ] = 512 * MIB
     header_timeout_s: Annotated[float, about("time for a whole request head to arrive", gt=0, le=_DAY_S)] = 10.0
     body_timeout_s: Annotated[float, about("longest silence within a request body", gt=0, le=_DAY_S)] = 60.0

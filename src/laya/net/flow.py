@@ -1,4 +1,4 @@
-"""How much may be in memory: the account of all bodies and unsent output, and the marks of one connection.
+"""How much may be in memory: the account of all requests' bodies, and the marks of one connection.
 
 In: connections take bytes before they keep them. Out: False when the process-wide bound is reached (the caller answers 503).
 Loop thread only.
