@@ -27,6 +27,7 @@ log = logging.getLogger("laya.model")
 NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma"})
 EXTENSION = "laya.model.native_step"
 BLOCK_ROWS, LANES, MAX_PARTS, MAX_HEAD, SUM_COLUMNS = 64, 16, 3, 256, 32  # as in native/
+SUMMED_ROWS = 1024  # of an 8-bit matrix at once: some MiB
 ALIGNMENT = 64  # bytes; scratch begins at a cache line
 SPENT = ("products", "attention", "rest")
 
@@ -220,7 +221,8 @@ class CompiledForward:
             rows = part.scale_zero.shape[1]
             scales = part.scale_zero.data_ptr()
             return _Part(bits=4, rows=rows, group=part.group, weights=part.packed.data_ptr(), scales=scales)
-        sums = part.weight.sum(dim=1, dtype=torch.int32)
+        # Some rows at a time: torch makes int32 numbers of all that it adds up, four times the matrix.
+        sums = torch.cat([rows.sum(dim=1, dtype=torch.int32) for rows in part.weight.split(SUMMED_ROWS)])
         weights, scales = part.weight.data_ptr(), part.scale.data_ptr()
         return _Part(bits=8, rows=len(sums), weights=weights, scales=scales, sums=self._pointer(sums))
 
