@@ -90,8 +90,7 @@ class Application:
         if role != "router" and config.engines_by_name():
             self._make_engines()
         self.engine_ids = {engine.card.id: name for name, engine in self.engines.items()}
-        self.condition = Condition(self.server, self.backends, self.engines)
-        self.condition.watchdog = self.watchdog
+        self.condition = Condition(self.server, self.backends, self.engines, self.watchdog)
         self.gateway = self.server.gateway = self.condition.gateway = self._make_gateway()
         self.clock.add(self.condition)
         self.watchers = Watchers(self._command_limit, work_folder(config), self.clock, log, show_output=self.loopback)

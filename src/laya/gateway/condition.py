@@ -18,14 +18,14 @@ _TAKES_REQUESTS = frozenset({"ready", "asleep", "waking", "unloading"})
 
 
 class Condition:
-    """`gateway`, `watchdog` and `reloader` are set once they are there."""
+    """`watchdog` is None without an engine; `gateway` and `reloader` are set once they are there."""
 
-    def __init__(self, server, backends: dict[str, Backend], engines: dict[str, Any]) -> None:
+    def __init__(self, server, backends: dict[str, Backend], engines: dict[str, Any], watchdog: Any) -> None:
         self._server = server
         self._backends = backends
         self._engines = engines
+        self._watchdog = watchdog
         self.gateway: Any = None
-        self.watchdog: Any = None
         self.reloader: Any = None
         self._degraded = False  # the session table, as the log was told last
 
@@ -53,7 +53,7 @@ class Condition:
         """The JSON of /ready."""
         server = self._server
         return {
-            **({"watchdog": self.watchdog.status()} if self.watchdog is not None else {}),
+            **({"watchdog": self._watchdog.status()} if self._watchdog is not None else {}),
             "server": {
                 "draining": server.draining, "connections": len(server.connections), "buffered_bytes": server.ledger.held,
             },
