@@ -25,6 +25,9 @@ from stages_bench import redacting, serving  # noqa: E402
 TARGETS: dict[str, tuple[str, float]] = {
     "redact_prose_mb_s": (">=", 80.0),
     "redact_digits_mb_s": (">=", 20.0),
+    # The same targets as ratios, for a machine on which pyahocorasick alone does other than 88 and 25 MB/s.
+    "redact_prose_vs_pyahocorasick": (">=", 80 / 88),
+    "redact_digits_vs_pyahocorasick": (">=", 20 / 25),
     "loop_stall_ms": ("<=", 2.0),
     "first_token_prose": ("<=", 1.05),
     "first_token_digits": ("<=", 1.05),
@@ -40,6 +43,8 @@ def ratios(figures: dict[str, Any]) -> dict[str, float]:
     return {
         "redact_prose_mb_s": redact["prose"]["100KB"],
         "redact_digits_mb_s": redact["digits"]["100KB"],
+        "redact_prose_vs_pyahocorasick": redact["prose"]["100KB"] / redact["prose"]["ahocorasick"],
+        "redact_digits_vs_pyahocorasick": redact["digits"]["100KB"] / redact["digits"]["ahocorasick"],
         "loop_stall_ms": figures["stall"]["redact_ms"],
         "first_token_prose": tokens["prose_redact"]["p50_us"] / tokens["prose_plain"]["p50_us"],
         "first_token_digits": tokens["digits_redact"]["p50_us"] / tokens["digits_plain"]["p50_us"],
@@ -80,7 +85,7 @@ def report(figures: dict[str, Any]) -> str:
     stalls = f"longest stall: {number(stall['redact_ms'])} ms with redaction, {number(stall['plain_ms'])} ms without"
     goals = [("figure", "value", "target", "met")]
     for name, value in figures["ratios"].items():
-        goals.append((name, number(value), f"{TARGETS[name][0]} {TARGETS[name][1]:g}", met(name, value)))
+        goals.append((name, number(value), f"{TARGETS[name][0]} {TARGETS[name][1]:.3g}", met(name, value)))
     return "\n\n".join([json.dumps(figures["machine"]), table(sizes), table(times), stalls, table(goals)])
 
 

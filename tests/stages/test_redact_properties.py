@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laya.stages import redact_json, redact_text
+from laya.stages.detect import runs, window
+from laya.stages.detect.scan import Scanner
 from redaction import CARD, EMAIL, IDENTITY, PHONE, SECRET, chat, chunk, content_of, frames, redact, restorer, through
 
 VALUES = (
@@ -157,3 +160,25 @@ def test_values_are_found_and_put_back_wherever_a_search_begins_anew(before, val
         assert found.body == at_once.body
         if found.vault is not None:
             assert json.loads(restorer(found).whole(found.body)) == json.loads(body)
+
+
+LINES = sorted({line for path in (Path(__file__).parent / "corpus").glob("*.txt") for line in path.read_bytes().splitlines()})
+DENSE = st.one_of(
+    st.sampled_from(LINES), st.sampled_from(VALUES).map(str.encode), st.text("ab =:.-@+7\n", max_size=40).map(str.encode),
+    st.sampled_from([b"token", b"bearer ", b"api_key = ", b"QwErTyUiOpAsDfGhJkLzXcVbNmQwErTyUi", b"phone ", b" plain words, "]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(DENSE, max_size=30), st.integers(0, 40), st.integers(100, 700))
+def test_what_is_found_does_not_depend_on_how_dense_with_digits_the_text_around_it_is(pieces, places, size):
+    """Where digits are few, numbers and keys are looked for around them alone; in windows of any size."""
+    text = b" ".join(pieces)
+    scanner = Scanner(("phone", "id", "card", "email", "secret"), {})
+    with patch.object(window, "WINDOW_BYTES", size):
+        around = list(scanner.scan(text))
+        with patch.object(window, "MAX_PLACES", places):
+            partly = list(scanner.scan(text))
+        with patch.object(window, "MAX_PLACES", 0), patch.object(runs, "MAX_PLACES", -1):
+            everywhere = list(scanner.scan(text))
+    assert around == everywhere == partly

@@ -72,7 +72,7 @@ class Redactor:
             kinds = ", ".join(sorted(counts))
             raise InvalidRequest(f"The request holds what must not be sent on here: {kinds}.", code="redaction_blocked")
         taken = taken_in(self._labels, view) | finds.taken
-        vault = Vault(self._labels, taken, next(firsts(view, _WANTS_JSON, 13), None) is not None)
+        vault = Vault(self._labels, taken, _wants_json(view))
         return Redacted(_masked(body, view, finds, vault), counts, vault)
 
     def check_name(self, model: str) -> None:
@@ -154,6 +154,12 @@ class Finds:
     def _each(self) -> Iterator[Span]:
         for at in range(0, len(self._spans), 3):
             yield self._spans[at], self._spans[at + 1], self._kinds[self._spans[at + 2]]
+
+
+def _wants_json(view: bytes) -> bool:
+    """The client asks for JSON. A body without a low line, which is found out at once, does not."""
+    line = view.find(b"_")
+    return line >= 0 and next(firsts(view, _WANTS_JSON, 13, max(0, line - len(b'"json'))), None) is not None
 
 
 def _odd_places(view: bytes) -> list[Iterator[Span]]:

@@ -99,9 +99,8 @@ def first_byte(body: bytes) -> bytes:
     return b""
 
 
-def firsts(view: bytes, pattern: re.Pattern[bytes], width: int) -> Iterator[int]:
-    """Where `pattern`, `width` bytes long at most, is found first in each string."""
-    at = 0
+def firsts(view: bytes, pattern: re.Pattern[bytes], width: int, at: int = 0) -> Iterator[int]:
+    """Where `pattern`, `width` bytes long at most, is found first in each string from `at` on."""
     while 0 <= at < len(view):
         found = pattern.search(view, at, at + _MAX_STRIDE + width)
         if found is None:
@@ -224,6 +223,9 @@ class Edited:
         return b"".join(self._pieces)  # which gives the interpreter away where it is long
 
     def _copy(self, end: int) -> None:
+        if end - self._at <= _COPIED and len(self._last) < _JOINED:  # as mostly
+            self._last.append(self._body[self._at : end])
+            return
         for at in range(self._at, end, _COPIED):
             self._last.append(self._body[at : min(end, at + _COPIED)])
             if len(self._last) > _JOINED or end - self._at > _COPIED:

@@ -23,6 +23,8 @@ _FILES = frozenset(
 )
 _ACCOUNTS = frozenset({b"git", b"hg", b"svn"})  # `git@host:path` names a repository, not a person
 _CREDENTIALS = re.compile(rb"://[^\s/@:\"'\x00-\x20]{0,128}:([^\s/@\"'\x00-\x20]{3,128})\Z").search
+_SYNTAX = (b"=", b"?", b"&", b"`", b"'", b"|", b"{", b"}")  # legal there, but rather somebody's syntax
+_SIGNS = b"".join(_SYNTAX)
 _ESCAPED = b"nrtbf"
 _IRISH = re.compile(rb"[oOdD]'[A-Za-z.]+\Z").match
 
@@ -86,7 +88,7 @@ def _local_start(text: bytes, at: int) -> int:
     if start and text[start - 1] == 92 and text[start] in _ESCAPED:
         start += 1
     local = text[start:at]
-    for syntax in (b"=", b"?", b"&", b"`", b"'", b"|", b"{", b"}"):  # legal there, but rather somebody's syntax
+    for syntax in _SYNTAX if len(local.translate(None, _SIGNS)) < len(local) else ():
         if syntax in local and not (syntax == b"'" and _IRISH(local)):
             start += local.rindex(syntax) + 1
             local = text[start:at]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from laya.stages.detect import checksums, phones
 from laya.stages.detect.cards import is_card
-from laya.stages.detect.window import NEAR, WORD, Span, Window, after_word, before_word
+from laya.stages.detect.window import NEAR, RIGHT, WORD, Span, Window, after_word, before_word
 
 _BACK = 14  # digits and separators of a form that may stand before the place where its shape shows: `1 85 05 7|8 006`
 # One alternative a form, each of bounded length, tried at the beginning of a group.
@@ -43,6 +43,7 @@ _PHONES = re.compile(
     re.X,
 ).match
 _ANY = re.compile(rb"(?P<announced>\d{2,5}(?:[ .\-]\d{2,8}){1,5})").match  # behind a word such as "phone"
+_groups = re.compile(rb"[0-9]+").finditer
 _PLUS = re.compile(rb"\+\(?[1-9](?:[ .\-()/]{0,2}[0-9]){6,16}").match
 # What a shape must look like where a form begins, but for those that begin with 0: the lengths of its first two groups.
 _first_groups = re.compile(
@@ -56,51 +57,51 @@ _first_groups = re.compile(
 _two_groups = re.compile(rb"00-000(?!0*+[a-z_][a-z0_])").search  # one letter may be a check sign
 _third_group = re.compile(rb"0?[\-.]").match
 _next_group = re.compile(rb"[\-.]0").search
-Search = Callable[[Window, bytes, int], int]
+Search = Callable[[Window, bytes, int, int], int]
 _SEPARATORS = b" .-()/+"
 Out = list[Span]
 
 
-def find_grouped(window: Window, out: Out) -> None:
-    """Chains of short groups. Each is looked at from its beginning, once for each of the shapes that it may show."""
+def find_grouped(window: Window, start: int, end: int, out: Out) -> None:
+    """Chains of short groups that begin here, in the shape. Each is looked at from its beginning, once for each of the shapes
+    that it may show."""
     for search, second in ((_pair, 3), (_dotted, 4), (_pairs, 3), (_dotted_pairs, 3)):
-        _chains(window, search, second, out)
+        _chains(window, start, end, search, second, out)
 
 
-def _chains(window: Window, search: Search, second: int, out: Out) -> None:
+def _chains(window: Window, at: int, limit: int, search: Search, second: int, out: Out) -> None:
     """Places that `search` finds; their second group begins at `second`."""
-    shape, at, done = window.shape, window.start - window.base, 0
-    limit = window.end - window.base
-    while (at := search(window, shape, at)) >= 0 and at < limit:
+    shape, stop, done = window.shape, limit + RIGHT, 0
+    while (at := search(window, shape, at, stop)) >= 0 and at < limit:
         end = _chain(window, at, done, out)
         done = end or at + second  # behind the pair: a form may begin with its second group
         at = end or at + 1
 
 
-def _pair(window: Window, shape: bytes, at: int) -> int:
+def _pair(window: Window, shape: bytes, at: int, stop: int) -> int:
     """Two groups, the second of which is no beginning of a word, as where a hash follows a number."""
-    found = _two_groups(shape, at)
+    found = _two_groups(shape, at, stop)
     return -1 if found is None else found.start()
 
 
-def _dotted(window: Window, shape: bytes, at: int) -> int:
+def _dotted(window: Window, shape: bytes, at: int, stop: int) -> int:
     """Two groups with a dot between are mostly a decimal fraction: the forms looked for have a third."""
-    at = shape.find(b"000.000", at)
+    at = shape.find(b"000.000", at, stop)
     while at >= 0 and _third_group(shape, at + 7) is None:
-        at = shape.find(b"000.000", at + 4)
+        at = shape.find(b"000.000", at + 4, stop)
     return at
 
 
-def _pairs(window: Window, shape: bytes, at: int, needle: bytes = b"00-00-00-00") -> int:
+def _pairs(window: Window, shape: bytes, at: int, stop: int, needle: bytes = b"00-00-00-00") -> int:
     """Four pairs, of a number that begins with the first of them, and that with 0: else they are of a date."""
-    at = shape.find(needle, at)
+    at = shape.find(needle, at, stop)
     while at >= 0 and (window.text[window.base + at] != 48 or (at and shape[at - 1] == 48)):
-        at = shape.find(needle, at + 3)
+        at = shape.find(needle, at + 3, stop)
     return at
 
 
-def _dotted_pairs(window: Window, shape: bytes, at: int) -> int:
-    return _pairs(window, shape, at, b"00.00.00.00")
+def _dotted_pairs(window: Window, shape: bytes, at: int, stop: int) -> int:
+    return _pairs(window, shape, at, stop, b"00.00.00.00")
 
 
 def _chain(window: Window, at: int, done: int, out: Out) -> int:
@@ -189,14 +190,12 @@ def find_international(window: Window, out: Out) -> None:
 
 def _abroad_end(text: bytes, start: int, stop: int) -> int:
     """The end of the international number in text[start:stop], 0 for none; it ends where a group does."""
-    digits, ends, places = bytearray(), [], []
-    for at in range(start, stop):
-        if text[at] in b"0123456789":
-            digits.append(text[at])
-            if not (at + 1 < len(text) and text[at + 1] in b"0123456789"):
-                ends.append(len(digits))
-                places.append(at + 1)
-    given = bytes(digits)
+    given, ends, places = b"", [], []
+    for group in _groups(text, start, stop):
+        given += group[0]
+        if group.end() < stop or not text[stop : stop + 1].isdigit():
+            ends.append(len(given))
+            places.append(group.end())
     skip = 2 if given[:2] == b"00" else 0
     count = phones.international(given[skip:], [end - skip for end in ends if end > skip])
     if not count:

@@ -2,11 +2,11 @@
 
 In: a window. Out: spans. Pure, any thread.
 
-Candidates are found in the shape: eight digits in a row; a letter and six digits; two or three groups of digits
-(`grouped.py`). Each form that is looked for holds one of them. What can be said by the bytes around it alone, as for most runs
-of digits in hashes and behind `id=`, is said within the search. What stands at a candidate is then read by one bounded pattern
-or none, and checked: by its check digits, by its grouping, or by a word in front of it. The time is linear: a candidate costs a
-bounded amount.
+Candidates are found in the shape, where it has digits at all: eight digits in a row; a letter and six digits; two or three
+groups of digits (`grouped.py`). Each form that is looked for holds one of them. What can be said by the bytes around it alone,
+as for most runs of digits in hashes and behind `id=`, is said within the search. What stands at a candidate is then read by one
+bounded pattern or none, and checked: by its check digits, by its grouping, or by a word in front of it. The time is linear: a
+candidate costs a bounded amount.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from collections.abc import Callable
 
 from laya.stages.detect import checksums, grouped, phones
 from laya.stages.detect.cards import is_card
-from laya.stages.detect.window import CAPITALS, NEAR, Span, Window, after_word, before_word
+from laya.stages.detect.window import CAPITALS, NEAR, RIGHT, Span, Window, after_word, before_word
 
 _NAMED = frozenset({8, 9, 10, 12})
 _NAMING = phones.ENDINGS | {b"sn", b"ar", b"ai", b"is"}  # and the ends of the names of identity numbers of these lengths
+_LEAST = 6  # digits and separators of the shortest form, but for its letters
 _MAX_SOLID = 19  # the longest card number; longer runs of digits are none of ours
 # Runs of digits in a shape. The zeros at its beginning are spelled out: what is literal is searched for quickly.
 _runs = re.compile(
@@ -46,24 +47,26 @@ Out = list[Span]
 
 
 def find_numbers(window: Window, out: Out) -> None:
-    _solid(window, out)
-    grouped.find_grouped(window, out)
+    limit = window.end - window.base
+    for start, end in window.digits:
+        if end - start >= _LEAST and start < limit:
+            _solid(window, start, min(end, limit), out)
+            grouped.find_grouped(window, start, min(end, limit), out)
     grouped.find_international(window, out)
 
 
-def _solid(window: Window, out: Out) -> None:
-    """Runs of digits, each looked at once."""
+def _solid(window: Window, start: int, limit: int, out: Out) -> None:
+    """Runs of digits that begin before `limit`, each looked at once."""
     shape, base = window.shape, window.base
-    limit = window.end - base
-    for found in _runs(shape, window.start - base):
+    for found in _runs(shape, start, limit + RIGHT):
         at, end = found.span()
         if at >= limit:
             return
-        length, start = end - at, base + at
+        length, begin = end - at, base + at
         if length in _NAMED and _behind_a_number(window, at, end):
             continue
         if length <= _MAX_SOLID:
-            _keep(window, _BY_LENGTH[length](window, start, base + end), out)
+            _keep(window, _BY_LENGTH[length](window, begin, base + end), out)
 
 
 def _behind_a_number(window: Window, at: int, end: int) -> bool:

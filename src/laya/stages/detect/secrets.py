@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 
 from laya.stages.detect import checksums
+from laya.stages.detect.runs import runs_of
 from laya.stages.detect.window import Span, Window
 
 # Of a longer run only so much is searched for prefixes: a token is shorter, and an image is not one.
@@ -57,6 +58,7 @@ _SHORT = re.compile(
     rb"(?:=>|:=|=|:|\xef\xbc\x9a|\xe6\x98\xaf(?:\xef\xbc\x9a)?|\xe4\xb8\xba|is:? )[ \t\\]{0,8}[\"'`\x00\x01\\]{0,6}",
     re.I,
 ).match
+_digit = re.compile(rb"[0-9]").search
 _word_of_p = re.compile(rb"p(?:ass|wd|rivate-key)").finditer  # in a shape, where a blank is -
 _chinese_password = re.compile(rb"\xe5(?:\xaf\x86\xe7\xa0\x81|\x8f\xa3\xe4\xbb\xa4)").finditer
 # Not a value but a hole to put one in, or the way to one.
@@ -85,7 +87,7 @@ def find_secrets(window: Window, out: list[Span]) -> None:
 def find_lettered(window: Window, out: list[Span]) -> None:
     """Identity numbers of 16 and 18 letters and digits: Italian and Mexican."""
     text = window.text
-    for start, end in window.runs:
+    for start, end in runs_of(window):
         length = end - start
         if (length == 16 or length == 18) and text[start] > 57:  # it begins with a letter
             if length == 16 and _FISCAL(text, start, end) and checksums.italian(text[start:end]):
@@ -96,7 +98,7 @@ def find_lettered(window: Window, out: list[Span]) -> None:
 
 def _runs(window: Window, out: list[Span]) -> None:
     text, slash = window.text, -1
-    for start, end in window.runs:
+    for start, end in runs_of(window):
         if text[start : start + 2] in _BEGINNINGS and (token := _TOKENS(text, start)) is not None:
             if _keylike(token[0]):
                 out.append((start, token.end(), "secret"))
@@ -110,7 +112,8 @@ def _runs(window: Window, out: list[Span]) -> None:
         before = text[start - 1] if start > 1 else 0
         if before in _AHEAD and (before != 32 or text[start - 2] in _BEFORE_BLANK):
             ahead = text[max(0, start - 5) : start]
-            if b"=" in ahead or b":" in ahead or ahead[-2:] in _BEARER or ahead.rstrip(b" ")[-2:] in _CHINESE_IS:
+            assigned = b"=" in ahead or b":" in ahead or ahead.rstrip(b" ")[-2:] in _CHINESE_IS
+            if assigned or (ahead[-2:] in _BEARER and _digit(text, start, end)):
                 name = text[max(0, start - 12) : start].rstrip(_SIGNS)
                 if name[-2:].lower() in _ENDINGS or name[-1:] >= b"\x80":
                     _given(window, start, out)

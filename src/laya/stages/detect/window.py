@@ -1,7 +1,7 @@
 """A slice of a text that is looked at, and the words around a place in it.
 
 In: UTF-8 text (or JSON in which `\\\\` and `\\"` were made plain, see `redact_json`), cut into windows. Out: for each window
-what the detectors search: the text, its shape, its runs of a token's alphabet. Pure, any thread.
+what the detectors search: the text, its shape, where it has digits. Pure, any thread.
 
 Why the searches are on shapes. A shape is the text with each byte replaced by its class (`bytes.translate`, over 1 GB/s), in
 which a fixed string such as six digits in a row is found by skipping (`bytes.find`, and the literal beginning of a pattern of
@@ -19,6 +19,8 @@ import ahocorasick
 WINDOW_BYTES = 28 * 1024
 LEFT = 64  # bytes before a window that walking back may need: the longest number with its separators
 RIGHT = 64  # bytes behind it, in which a candidate that begins at its end still shows its shape
+GAP = 16  # bytes without a digit between two numbers that are looked for apart; no form has so many between its groups
+MAX_PLACES = 48  # with digits, in a window: where there are more, one search through the rest is cheaper
 NEAR = 5  # bytes before a number in which another one shows that no word announces this one
 TAIL = 48  # how far before a value its keyword may stand: `"client_secret" => "` with blanks, or 12 CJK characters and a colon
 
@@ -33,11 +35,8 @@ LETTERS = b"abcdefghijklmnopqrstuvwxyz" + CAPITALS
 # Digits are 0, what separates groups of them is - (but for the dot: most dots between digits are of decimal fractions), letters
 # are small.
 _SHAPE = bytes(range(256)).lower().translate(bytes.maketrans(DIGITS + b" ()/", b"0000000000----"))
-_TOKENS = frozenset(DIGITS + LETTERS + b"_-/+")
-_TOKEN_SHAPE = bytes([97 if byte in _TOKENS else 32 for byte in range(256)])
-_RUN = b"a" * 16  # the shortest key with a prefix that is known, less one
 WORD = frozenset(DIGITS + LETTERS + b"_")
-_ESCAPED = frozenset(b"nrtbf")
+ESCAPED = frozenset(b"nrtbf")  # the letters of escapes
 
 # Keywords in front of a value, by what they announce.
 KEYWORDS = {
@@ -81,7 +80,7 @@ _WORDS = _automaton()
 class Window:
     """Bytes `start` to `end` of `text` (absolute); `cut` and `shape` begin at `base`."""
 
-    __slots__ = ("text", "start", "end", "base", "cut", "shape", "phone_end", "_runs")
+    __slots__ = ("text", "start", "end", "base", "cut", "shape", "phone_end", "runs", "_digits")
 
     def __init__(self, text: bytes, start: int, end: int) -> None:
         self.text = text
@@ -91,31 +90,29 @@ class Window:
         self.cut = text if end - self.base >= len(text) else text[self.base : end + RIGHT]
         self.shape = self.cut.translate(_SHAPE)
         self.phone_end = -9  # where the last telephone number ended: the next of a list needs no word of its own
-        self._runs: list[tuple[int, int]] | None = None
+        self.runs: list[tuple[int, int]] | None = None  # see runs.py
+        self._digits: list[tuple[int, int]] | None = None
 
     @property
-    def runs(self) -> list[tuple[int, int]]:
-        """Runs of 16 and more bytes of a token's alphabet that begin here (start, end); an end may be cut at the margin."""
-        if self._runs is None:
-            self._runs = self._find_runs()
-        return self._runs
+    def digits(self) -> list[tuple[int, int]]:
+        """Where digits stand in the shape (start, end), up to the margin's end: each place begins with one and ends with one.
+        Prose has few of them, a table of numbers is one."""
+        if self._digits is None:
+            self._digits = self._find_digits()
+        return self._digits
 
-    def _find_runs(self) -> list[tuple[int, int]]:
-        shape, base, text, found = self.cut.translate(_TOKEN_SHAPE), self.base, self.text, []
-        find, limit, size = shape.find, self.end - base, len(shape)
-        begin = self.start - base
-        if begin and shape[begin - 1] == 97:  # a run that began in the window before
-            begin = find(b" ", begin)
-        at = find(_RUN, begin) if begin >= 0 else -1
-        while 0 <= at < limit:
-            end = find(b" ", at + 16)
-            if end < 0:
-                end = size
-            start = base + at
-            if text[start] in _ESCAPED and start and text[start - 1] == 92:
-                start += 1  # the letter of an escape
-            found.append((start, base + end))
-            at = find(_RUN, end)
+    def _find_digits(self) -> list[tuple[int, int]]:
+        find, rfind, found = self.shape.find, self.shape.rfind, []
+        at = find(b"0", self.start - self.base)
+        while at >= 0:
+            end, step = at + 1, GAP
+            while (last := rfind(b"0", end, end + step)) >= 0:
+                end, step = last + 1, 2 * step  # twice as far: a table is not read number by number
+            if len(found) == MAX_PLACES:
+                found.append((at, len(self.shape)))
+                break
+            found.append((at, end))
+            at = find(b"0", end)
         return found
 
     def may_be_named(self, at: int) -> bool:
@@ -146,7 +143,7 @@ def after_word(text: bytes, at: int) -> bool:
     """What stands before `at` would make a value part of a longer word. The letter of an escape (`\\n`) is no such thing."""
     if at == 0 or text[at - 1] not in WORD:
         return False
-    return not (at > 1 and text[at - 2] == 92 and text[at - 1] in _ESCAPED)
+    return not (at > 1 and text[at - 2] == 92 and text[at - 1] in ESCAPED)
 
 
 def before_word(text: bytes, at: int) -> bool:
