@@ -67,11 +67,11 @@ step environment 60 "$python" "$work/environment.py" "$device"
 cat >"$work/int4.py" <<'PY'
 import sys
 from laya.model.holding import CUDA_GROUPS, cuda_tiles
-from laya.model.quant import int4_product_holds
+from laya.model.int4 import product_holds
 wrong = [
     f"4-bit product of {columns} columns in groups of {group}"
     for columns in (96, 576, 1536, 4096) for group in CUDA_GROUPS
-    if columns % group == 0 and not int4_product_holds(sys.argv[1], columns, group)
+    if columns % group == 0 and not product_holds(sys.argv[1], columns, group)
 ]
 sys.exit("WRONG on this device, weights would be bf16: " + "; ".join(wrong) if wrong else 0)
 PY

@@ -186,3 +186,12 @@ def test_where_only_memory_is_missing_the_plan_says_how_much():
     (text,) = (s.text for s in made.suggestions)
     more = int(text.split(" MiB more memory")[0].replace(",", ""))
     assert not made.fits and within(512 + more).fits and not within(512 + more - 64).fits
+
+
+def test_a_card_has_room_for_a_matrix_on_its_way_into_its_packed_form():
+    """Where pool and temporaries are smaller than that: two numbers in a byte, beside the weights."""
+    small = msgspec.structs.replace(MEDIUM, intermediate=200_000)
+    made = plan(small, settings(max_seq_len=256, max_num_seqs=1, prefill_chunk_tokens=16))
+    assert made.device["loading"] + made.device["kv"] + made.device["activation"] == small.intermediate * small.hidden
+    assert made.fits == (made.device_total <= made.device_limit)
+    assert "loading" not in plan(MEDIUM, settings(max_seq_len=2048, max_num_seqs=2)).device

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from laya.model.describe import describe
 from laya.model.formats import open_checkpoint
+from laya.model.int4 import Int4Linear
 from laya.model.load import load
-from laya.model.quant import Int4Linear
 from laya.model.spec import BrokenModel, UnsupportedModel
 from laya.schema.generation import SamplingParams
 

@@ -87,7 +87,7 @@ def test_describe_reads_smollm2_from_its_header(smollm2_path):
     assert told | {"tensor_bytes": 0} == {
         "architecture": "llama", "quantization": "Q4_1 + Q8_0", "dtype": "quantized", "layers": 30, "hidden": 576,
         "intermediate": 1536, "heads": 9, "kv_heads": 3, "head_dim": 64, "vocab": 49152, "context_length": 8192,
-        "tied_embeddings": True, "sliding_window": 0, "window_layers": 0, "kv_item_bytes": 2, "tensor_bytes": 0,
+        "tied_embeddings": True, "sliding_window": 0, "window_layers": 0, "kv_item_bytes": 2, "tensor_bytes": 0, "unpacked_bytes": 0,
         "parameters": 134515008, "folder": False, "rope_scaled": False, "chat_template": True, "chat_style": {"calls": "hermes", "reasoning": "none"},
     }  # fmt: skip
     assert told["tensor_bytes"] < 100 << 20

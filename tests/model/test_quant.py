@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import gguf
 import numpy as np
 import pytest
 import torch
 
 from laya.model.formats.stored import StoredTensor
-from laya.model.holding import cuda_tiles, held_as, held_bytes
-from laya.model.quant import (
-    DENSE_ROWS,
-    INT8_ROWS,
-    PACK_ROWS,
-    DenseLinear,
-    Int4Linear,
-    Int8Linear,
-    StackedLinear,
-    build_linear,
-    cuda_packed,
-    int4_product_holds,
-    packs_as_known,
-    two_planes,
-    unpack4,
-)
+from laya.model.holding import dense_dtype, held_as, held_bytes
+from laya.model.int4 import DENSE_ROWS, LAYOUTS, PACK_ROWS, Int4Linear, packs_as_known, product_holds, unpack4
+from laya.model.quant import INT8_ROWS, Int8Linear, StackedLinear, build_linear, two_planes
 
 CPU = torch.device("cpu")
 ROWS, COLUMNS = 192, 256
@@ -139,56 +128,47 @@ def test_two_planes_rebuild_the_row():
     assert ((rebuilt - x.double()).abs() / x.abs().amax(dim=1, keepdim=True)).max() < 0.51 / (127 * 128)
 
 
-@pytest.mark.parametrize(("columns", "tiles"), [(32, 2), (64, 4), (128, 8), (576, 4), (96, 2), (1536, 8), (4096, 8)])
-def test_cudas_layout_takes_every_width_of_a_4_bit_matrix_whole(columns, tiles):
-    """Rows are padded nowhere: torch's own shape rule, on a device without memory, gives half a byte a number."""
-    tensor = StoredTensor("w", "Q4_0", (32, columns), np.empty((32, 0), dtype=np.uint8))
-    assert cuda_tiles(columns) == tiles and held_as("layers.0.q", tensor, "cuda", "quantized") == "int4"
-    packed = cuda_packed(torch.empty((32, columns), dtype=torch.uint8, device="meta"))
-    assert packed.nbytes == 32 * columns // 2 and packed.shape[3] * 2 == tiles
-    assert held_bytes(tensor, "int4") == packed.nbytes + 32 * columns // 32 * 4
-
-
 @pytest.mark.parametrize(("rows", "columns", "group"), [(32, 48, 16), (40, 128, 32), (32, 512, 512)])
 def test_what_cudas_layout_does_not_take_is_held_and_planned_as_bf16(rows, columns, group):
     """Half a tile, rows that are no whole vectors, a group that its product does not know."""
     tensor = StoredTensor("w", "Q4_0", (rows, columns), np.empty((rows, 0), dtype=np.uint8))
     tensor.group = group
-    held = held_as("layers.0.q", tensor, "cuda", "quantized")
+    held = held_as("layers.0.q", tensor, "cuda", "quantized", lambda *_: True)
     assert held == "bf16" and held_bytes(tensor, held) == rows * columns * 2
 
 
 @pytest.fixture
 def unchecked():
     """Nothing is known of any product."""
-    int4_product_holds.cache_clear()
+    product_holds.cache_clear()
     yield
-    int4_product_holds.cache_clear()
+    product_holds.cache_clear()
 
 
-@pytest.mark.parametrize("fault", ["swapped halves", "raises", "nan"])
-def test_a_packed_product_that_is_wrong_gives_way_to_bf16_weights_and_says_so(fault, unchecked, monkeypatch, caplog):
-    def planted(self, x, rows=None):
-        if fault == "raises":
-            raise RuntimeError("no kernel image is available")
-        wrong = torch.full((len(x), self.scale_zero.shape[1]), float("nan"), dtype=x.dtype)
-        swapped = (self.packed << 4 | self.packed >> 4).view(self.packed.shape)
-        return wrong if fault == "nan" else self._product(x, swapped, self.group, self.scale_zero)
+def halves_swapped(product, x, packed, group, scale_zero):
+    return product(x, (packed << 4 | packed >> 4).view(packed.shape), group, scale_zero)
 
-    tensor = stored("Q4_1")
-    with monkeypatch.context() as patch:
-        patch.setattr(Int4Linear, "__call__", planted)
-        linear = build_linear([tensor], ["int4"], CPU)
-    x = inputs().bfloat16()
-    expected = x.double() @ torch.from_numpy(tensor.float32()).double().T
-    assert isinstance(linear, DenseLinear) and linear.weight.dtype == torch.bfloat16
-    assert relative_error(linear(x), expected) < 1e-2
-    assert "4-bit products" in caplog.text
+
+def raises(product, x, packed, group, scale_zero):
+    raise RuntimeError("no kernel image is available")
+
+
+def not_a_number(product, x, packed, group, scale_zero):
+    return product(x, packed, group, scale_zero) * float("nan")
+
+
+@pytest.mark.parametrize("fault", [halves_swapped, raises, not_a_number])
+def test_4_bit_weights_whose_packed_product_is_wrong_are_held_dense_and_it_is_said(fault, unchecked, monkeypatch, caplog):
+    layout = LAYOUTS["cpu"]
+    monkeypatch.setitem(LAYOUTS, "cpu", layout._replace(product=partial(fault, layout.product)))
+    held = held_as("layers.0.q", stored("Q4_1"), "cpu", "quantized", product_holds)
+    assert held == ("bf16" if dense_dtype("cpu") == "bfloat16" else "f32") and "4-bit products on cpu" in caplog.text
+    assert held_bytes(stored("Q4_1"), held) >= ROWS * COLUMNS * 2
 
 
 @pytest.mark.parametrize("columns, group", [(96, 32), (576, 32), (1536, 128), (256, 256)])
 def test_this_processors_packed_product_is_right_for_every_shape(columns, group, unchecked):
-    assert int4_product_holds("cpu", columns, group)
+    assert product_holds("cpu", columns, group)
 
 
 def test_an_8_bit_product_of_many_rows_is_computed_in_parts_and_says_the_same():

@@ -20,6 +20,7 @@ from laya.engine.footprint import (
     activation_bytes,
     block_bytes,
     block_records,
+    card_loading_bytes,
     host_parts,
     loading_bytes,
     runtime_bytes,
@@ -146,9 +147,12 @@ def _plan_window(shape: ModelShape, settings: PlanSettings, window: int) -> Plan
         blocks = max(one_window, wanted)
     device["kv"] = (blocks + SPARE_BLOCKS) * each
     host["blocks"] = block_records(max(0, blocks))
-    beside = loading_bytes(shape) - (device["kv"] + device["activation"] if on_cpu else 0)
-    if beside > 0:  # the pool and a step's temporaries are not there yet while the weights come in
+    later = device["kv"] + device["activation"]  # not there yet while the weights come in
+    beside = loading_bytes(shape) - (later if on_cpu else 0)
+    if beside > 0:
         host["loading"] = beside
+    if not on_cpu and card_loading_bytes(shape) > later:
+        device["loading"] = card_loading_bytes(shape) - later
     fits = one_window <= blocks <= affordable and sum(host.values()) <= host_limit
     return Plan(
         device=device,
@@ -158,7 +162,7 @@ def _plan_window(shape: ModelShape, settings: PlanSettings, window: int) -> Plan
         host_limit=host_limit,
         max_seq_len=window,
         num_blocks=blocks,
-        fits=fits and (not on_cpu or sum(device.values()) + sum(host.values()) <= device_limit),
+        fits=fits and sum(device.values()) + (sum(host.values()) if on_cpu else 0) <= device_limit,
     )
 
 

@@ -44,8 +44,8 @@ _FOUR_BIT_NUMERATOR, _FOUR_BIT_DENOMINATOR = 5, 8
 _PANEL_WEIGHTS, _PANEL_ROWS, _PANEL_BYTES_PER_WEIGHT = 1 << 19, 64, 6
 # Rows that an 8-bit product of a CPU computes at once; a result's integer sums in two planes and its float32.
 _INT8_ROWS, _INT8_BYTES_PER_RESULT = 128, 12
-# A weight on its way into its packed form: its number as a byte and as an int32.
-_LOADING_BYTES_PER_WEIGHT = 5
+# A weight on its way into its packed form: its number as a byte and as an int32. A card gets two in a byte.
+_LOADING_BYTES_PER_WEIGHT, _LOADING_WEIGHTS_PER_CARD_BYTE = 5, 2
 
 
 class ModelShape(ModelSizes, frozen=True, kw_only=True):
@@ -183,6 +183,11 @@ def _dense_bytes(shape: ModelShape, settings: PlanSettings) -> int:
 def loading_bytes(shape: ModelShape) -> int:
     """What the largest matrix that is packed, gate and up, needs beside its final form; free before the pool is made."""
     return _LOADING_BYTES_PER_WEIGHT * 2 * shape.intermediate * shape.hidden
+
+
+def card_loading_bytes(shape: ModelShape) -> int:
+    """The same on a card."""
+    return 2 * shape.intermediate * shape.hidden // _LOADING_WEIGHTS_PER_CARD_BYTE
 
 
 def runtime_bytes(shape: ModelShape, settings: PlanSettings) -> int:

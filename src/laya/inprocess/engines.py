@@ -42,7 +42,7 @@ def build_engines(
     dependencies.check(dependencies.ENGINE)
     device = _device()
     machine = Machine(host_memory(), _card_memory() if device == "cuda" else None)
-    made = plan_engines(config, machine)
+    made = plan_engines(config, machine, _product_holds())
     for engine in made:
         _tell_choice(engine, device, log)
     _insist(made, log)
@@ -53,6 +53,14 @@ def _device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _product_holds() -> Callable[[str, int, int], bool]:
+    try:
+        from laya.model.int4 import product_holds
+    except ImportError as exc:  # a package of a version that lacks a name we need
+        raise dependencies.unfit(exc) from None
+    return product_holds
 
 
 def _tell_choice(engine: EnginePlan, device: str, log: Log) -> None:

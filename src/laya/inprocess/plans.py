@@ -7,16 +7,20 @@ those before it leave of the one limit. No torch; before anything listens, on th
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import msgspec
 
 from laya import dependencies
 from laya.config import DEFAULT_MODEL, Config, EngineConfig
 from laya.engine.budget import Plan, PlanSettings, Shared, plan, shape_of
+from laya.engine.footprint import MIB
 from laya.engine.machine import Memory
 from laya.errors import StartError
 from laya.inprocess.choice import Choice, choose
 from laya.inprocess.commands import set_aside
+
+Holds = Callable[[str, int, int], bool]  # (device, columns, group), as model/holding.py has it
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -44,16 +48,23 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def table(self) -> str:
         kind = f"{self.description['architecture']}, {self.description['quantization']}, {self.description['dtype']}"
-        return f"engine {self.name}: {self.settings.model} ({kind})\n  run by {self.choice.line()}\n{self.plan.table()}"
+        lines = [f"engine {self.name}: {self.settings.model} ({kind})", f"  run by {self.choice.line()}"]
+        if more := self.description["unpacked_bytes"]:
+            lines.append(f"  4-bit products are wrong or missing on this device: {more / MIB:,.0f} MiB more for dense weights")
+        return "\n".join([*lines, self.plan.table()])
 
 
-def plan_engines(config: Config, machine: Machine) -> list[EnginePlan]:
-    """Raises StartError for a model that is not there or cannot be read; a plan that does not fit is returned as such."""
+def plan_engines(config: Config, machine: Machine, holds: Holds | None = None) -> list[EnginePlan]:
+    """Raises StartError for a model that is not there or cannot be read; a plan that does not fit is returned as such.
+
+    `holds` tells whether the device's 4-bit product is right: weights are dense, and planned so, where it is not. None: taken
+    for granted, by who plans without the device or without torch.
+    """
     made: list[EnginePlan] = []
     for name, settings in config.engines_by_name().items():
         if settings.decision_calibration is not None:
             settings = msgspec.structs.replace(settings, decision_calibration=config.path_of(settings.decision_calibration))
-        made.append(_plan_one(name, settings, config, machine, made))
+        made.append(_plan_one(name, settings, config, machine, made, holds))
     return made
 
 
@@ -65,14 +76,16 @@ def model_path(config: Config, settings: EngineConfig) -> str:
     return path
 
 
-def _plan_one(name: str, settings: EngineConfig, config: Config, machine: Machine, before: list[EnginePlan]) -> EnginePlan:
+def _plan_one(
+    name: str, settings: EngineConfig, config: Config, machine: Machine, before: list[EnginePlan], holds: Holds | None
+) -> EnginePlan:  # fmt: skip
     try:
         from laya.model.describe import describe
     except ImportError as exc:  # a package of a version that lacks a name we need
         raise dependencies.unfit(exc) from None
 
     path = model_path(config, settings)
-    description = describe(path, device=machine.device, dtype=settings.dtype)
+    description = describe(path, device=machine.device, dtype=settings.dtype, holds=holds)
     choice = choose(settings, description, machine.device, taken=any(engine.choice.nano for engine in before))
     wanted = _wanted(settings, choice, config, machine, before)
     shape = shape_of(description)

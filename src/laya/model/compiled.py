@@ -18,9 +18,10 @@ import torch
 
 from laya.model.batch_plan import BatchPlan
 from laya.model.holding import cpu_flags
+from laya.model.int4 import Int4Linear, packs_as_known
 from laya.model.kv_cache import KVCache
 from laya.model.layers import Decoder, Layer, norm_weight
-from laya.model.quant import Int4Linear, Int8Linear, Linear, StackedLinear, packs_as_known
+from laya.model.quant import Int8Linear, Linear, StackedLinear
 
 log = logging.getLogger("laya.model")
 

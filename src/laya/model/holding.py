@@ -1,12 +1,14 @@
 """How each tensor is held in memory, and how many bytes that takes: one answer for the memory plan and for the loader.
 
-In: a tensor's type in the file, its shape, the device and the dtype setting. Out: int4 | int8 | bf16 | f32. No torch here.
+In: a tensor's type in the file, its shape, the device, the dtype setting, and whether the device's 4-bit product holds. Out:
+int4 | int8 | bf16 | f32. No torch here.
 """
 
 from __future__ import annotations
 
 import functools
 import platform
+from collections.abc import Callable
 
 from laya.errors import ConfigError
 from laya.model.formats.stored import EIGHT_BIT, FOUR_BIT, Checkpoint, StoredTensor
@@ -18,6 +20,13 @@ CUDA_TILES = (8, 4, 2)
 CUDA_TILE_COLUMNS = 16
 CUDA_GROUPS = (32, 64, 128, 256)  # columns that may share a scale in CUDA's product
 SCALE_BYTES = 4  # int4: bf16 scale and bf16 zero a group; int8: one float32 a row
+
+Holds = Callable[[str, int, int], bool]  # (device, columns, group) -> whether the packed 4-bit product of that shape is right
+
+
+def assumed(device: str, columns: int, group: int) -> bool:
+    """For a plan without the device at hand: that its product holds."""
+    return True
 
 
 def resolve_dtype(checkpoint: Checkpoint, device: str, dtype: str | None) -> str:
@@ -35,8 +44,10 @@ def dense_dtype(device: str) -> str:
     return "bfloat16" if device == "cuda" or "avx512f" in cpu_flags() or not cpu_flags() else "float32"
 
 
-def held_as(name: str, tensor: StoredTensor, device: str, dtype: str) -> str:
-    """`name` is this package's own; `dtype` a result of `resolve_dtype`."""
+def held_as(name: str, tensor: StoredTensor, device: str, dtype: str, holds: Holds) -> str:
+    """`name` is this package's own; `dtype` a result of `resolve_dtype`. 4-bit weights whose product does not hold are dense:
+    who plans with `assumed` and loads with what was tried may need more than planned.
+    """
     if len(tensor.shape) == 1 or dtype == "float32":
         return "f32"
     if dtype == "bfloat16":
@@ -44,7 +55,8 @@ def held_as(name: str, tensor: StoredTensor, device: str, dtype: str) -> str:
     dense = "bf16" if dense_dtype(device) == "bfloat16" else "f32"
     looked_up = name in ("embed", "head")  # rows are read one by one (and decide the token): int8, not packed 4 bits
     if tensor.kind in FOUR_BIT and not looked_up:
-        return "int4" if _packs(tensor, device) and has_int4_product(device) else dense
+        packs = _packs(tensor, device) and has_int4_product(device) and holds(device, tensor.columns, tensor.group)
+        return "int4" if packs else dense
     if tensor.kind in EIGHT_BIT or tensor.kind in FOUR_BIT:
         return "int8" if device == "cpu" else dense
     return dense
@@ -71,7 +83,7 @@ def held_bytes(tensor: StoredTensor, held: str) -> int:
 
 
 def has_int4_product(device: str) -> bool:
-    """CUDA devices are checked by the loader (8.0 or later); processors need AVX2 or AVX-512."""
+    """CUDA devices are tried (8.0 or later have it); processors need AVX2 or AVX-512."""
     return device == "cuda" or bool(cpu_flags() & {"avx2", "avx512f"})
 
 

@@ -20,6 +20,7 @@ from laya.model.describe import has_chat_template
 from laya.model.formats import open_checkpoint
 from laya.model.formats.stored import Checkpoint
 from laya.model.holding import held_as, resolve_dtype
+from laya.model.int4 import product_holds
 from laya.model.kv_cache import KVCache
 from laya.model.layers import Decoder, Layer, norm_weight
 from laya.model.quant import Linear, build_linear
@@ -28,8 +29,6 @@ from laya.model.tokenizer import ModelTokenizer, build_tokenizer
 from laya.schema.generation import ModelCard
 
 log = logging.getLogger("laya.model")
-
-INT4_CAPABILITY = (8, 0)  # CUDA devices before it lack the packed 4-bit product
 
 
 def load(
@@ -49,7 +48,6 @@ def load(
     checkpoint = open_checkpoint(path)
     place = pick_device(device)
     resolved = resolve_dtype(checkpoint, place.type, dtype)
-    _check_cuda(place, resolved)
     tokenizer = tokenizer or build_tokenizer(checkpoint.tokenizer)
     window = usable_window(checkpoint, max_seq_len, num_blocks * block_size)
     if threads is not None:
@@ -59,6 +57,8 @@ def load(
         decoder = _decoder(checkpoint, place, resolved, activations, window, progress)
         for tensor in checkpoint.tensors.values():
             tensor.forget_pages()
+        if place.type == "cuda":  # what packing has left in torch's hands: the pool is one large piece
+            torch.cuda.empty_cache()
         spec = checkpoint.spec
         cache = KVCache(
             layers=spec.layers, kv_heads=spec.kv_heads, head_dim=spec.head_dim, num_blocks=num_blocks,
@@ -112,11 +112,6 @@ def default_id(path: str) -> str:
     return name[: -len(".gguf")] if name.endswith(".gguf") else name
 
 
-def _check_cuda(place: torch.device, dtype: str) -> None:
-    if place.type == "cuda" and dtype == "quantized" and torch.cuda.get_device_capability(place) < INT4_CAPABILITY:
-        raise ConfigError("this CUDA device lacks the packed 4-bit product (8.0 or later has it); set dtype: bfloat16")
-
-
 def _decoder(
     checkpoint: Checkpoint, device: torch.device, dtype: str, activations: torch.dtype, window: int,
     progress: Callable[[int, int], None] | None,
@@ -126,7 +121,8 @@ def _decoder(
 
     def linear(*names: str) -> Linear:
         parts = [tensors[name] for name in names]
-        return build_linear(parts, [held_as(n, t, device.type, dtype) for n, t in zip(names, parts, strict=True)], device)
+        held = [held_as(n, t, device.type, dtype, product_holds) for n, t in zip(names, parts, strict=True)]
+        return build_linear(parts, held, device)
 
     def vector(name: str) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(tensors[name].float32())).to(device)
