@@ -17,6 +17,7 @@ _SHAPE = bytes([97 if byte in _ALPHABET else 32 for byte in range(256)])
 LEAST = 16  # the shortest key with a prefix that is known, less one
 _RUN = b"a" * LEAST
 _in_text = re.compile(rb"[A-Za-z0-9_\-/+]{16,}+")
+_AHEAD = 5  # bytes before a key in which its sign stands
 _assigned = re.compile(rb"[=:][^A-Za-z0-9_\-/+]{0,4}(?=[A-Za-z0-9_\-/+]{16})").match
 _SHARE = 8  # of a window, one in so many bytes with digits
 MAX_SIGNS = 64  # of assignment in a window: above, a search through all of it costs less
@@ -37,7 +38,7 @@ def _around_digits(window: Window) -> list[tuple[int, int]] | None:
     cut, base, digits = window.cut, window.base, window.digits
     if len(digits) > MAX_PLACES or sum(end - start for start, end in digits) > len(cut) // _SHARE or not cut.isascii():
         return None
-    signs = _signs(cut, window.start - base, window.end - base)
+    signs = _signs(cut, max(0, window.start - base - _AHEAD), window.end - base)
     if signs is None:
         return None
     at, found = 0, set()
@@ -53,7 +54,7 @@ def _around_digits(window: Window) -> list[tuple[int, int]] | None:
         if (ahead := _assigned(cut, sign)) is not None:
             run = _in_text.match(cut, ahead.end())
             found.add((base + run.start(), base + run.end()))
-    return [_unescaped(window.text, *run) for run in sorted(found) if run[0] >= window.start]
+    return [_unescaped(window.text, *run) for run in sorted(found) if window.start <= run[0] < window.end]
 
 
 def _unescaped(text: bytes, start: int, end: int) -> tuple[int, int]:
