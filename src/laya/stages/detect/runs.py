@@ -12,8 +12,8 @@ import re
 
 from laya.stages.detect.window import DIGITS, ESCAPED, LETTERS, MAX_PLACES, Window
 
-_ALPHABET = DIGITS + LETTERS + b"_-/+"
-_SHAPE = bytes([97 if byte in _ALPHABET else 32 for byte in range(256)])
+ALPHABET = DIGITS + LETTERS + b"_-/+"
+_SHAPE = bytes([97 if byte in ALPHABET else 32 for byte in range(256)])
 LEAST = 16  # the shortest key with a prefix that is known, less one
 _RUN = b"a" * LEAST
 _in_text = re.compile(rb"[A-Za-z0-9_\-/+]{16,}+")
@@ -46,7 +46,7 @@ def _around_digits(window: Window) -> list[tuple[int, int]] | None:
         if end <= at:
             continue  # of the run before
         back = max(at, start - _BACK)
-        at = back + len(cut[back:start].rstrip(_ALPHABET))
+        at = back + len(cut[back:start].rstrip(ALPHABET))
         while (run := _in_text.search(cut, at, end + LEAST)) is not None and run.start() < end:
             at = _in_text.match(cut, run.start()).end()
             found.add((base + run.start(), base + at))

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 
 from laya.stages.detect import checksums
-from laya.stages.detect.runs import runs_of
+from laya.stages.detect.runs import ALPHABET, LEAST, runs_of
 from laya.stages.detect.window import Span, Window
 
 # Of a longer run only so much is searched for prefixes: a token is shorter, and an image is not one.
@@ -31,7 +31,7 @@ _TOKENS = re.compile(
     rb"|xai-[A-Za-z0-9]{20,128}|r8_[A-Za-z0-9]{30,64}|pplx-[A-Za-z0-9]{32,64}|nvapi-[A-Za-z0-9_\-]{32,128}"
     rb"|dop_v1_[a-f0-9]{64}|shp(?:at|ss|ca|pa)_[a-fA-F0-9]{32}|SK[a-f0-9]{32}(?![A-Za-z0-9])|dckr_pat_[A-Za-z0-9_\-]{20,64}"
     rb"|lin_api_[A-Za-z0-9]{20,64}|secret_[A-Za-z0-9]{40,64}|ntn_[A-Za-z0-9]{40,64}|AGE-SECRET-KEY-1[A-Z0-9]{50,64}"
-    rb"|LTAI[A-Za-z0-9]{12,30}(?![A-Za-z0-9])|AKID[A-Za-z0-9]{13,40}(?![A-Za-z0-9])"
+    rb"|SG\.[A-Za-z0-9_\-]{20,24}\.[A-Za-z0-9_\-]{39,50}|LTAI[A-Za-z0-9]{12,30}(?![A-Za-z0-9])|AKID[A-Za-z0-9]{13,40}(?![A-Za-z0-9])"
 ).match
 # The first two bytes of all of these.
 _BEGINNINGS = frozenset(
@@ -99,6 +99,8 @@ def find_lettered(window: Window, out: list[Span]) -> None:
 def _runs(window: Window, out: list[Span]) -> None:
     text, slash = window.text, -1
     for start, end in runs_of(window):
+        if text[start - 1] == 46 and start > 1:
+            start = _head(text, start - 1)
         if text[start : start + 2] in _BEGINNINGS and (token := _TOKENS(text, start)) is not None:
             if _keylike(token[0]):
                 out.append((start, token.end(), "secret"))
@@ -117,6 +119,13 @@ def _runs(window: Window, out: list[Span]) -> None:
                 name = text[max(0, start - 12) : start].rstrip(_SIGNS)
                 if name[-2:].lower() in _ENDINGS or name[-1:] >= b"\x80":
                     _given(window, start, out)
+
+
+def _head(text: bytes, dot: int) -> int:
+    """Where the short part before a run's dot begins (`ya29.`); behind the dot where there is none."""
+    part = text[max(0, dot - LEAST) : dot]
+    size = len(part) - len(part.rstrip(ALPHABET))
+    return dot - size if 0 < size < LEAST else dot + 1
 
 
 def _in_path(text: bytes, slash: int, end: int, out: list[Span]) -> bool:
@@ -156,7 +165,7 @@ def is_random(value: bytes) -> bool:
     """16 bytes and more that look drawn by chance: letters and digits, much entropy, no words of code."""
     if len(value) < 16 or _BLANKED(value):
         return False
-    if value.isdigit() or value.isalpha() and len(value) < 24 or _CODE(value):
+    if value.replace(b".", b"").isdigit() or value.isalpha() and len(value) < 24 or _CODE(value):
         return False
     digits = sum(48 <= byte <= 57 for byte in value)
     return (digits >= 2 or len(value) >= 32) and entropy(value) >= _MIN_ENTROPY
