@@ -66,7 +66,7 @@ step environment 60 "$python" "$work/environment.py" "$device"
 
 cat >"$work/int4.py" <<'PY'
 import sys
-from laya.model.holding import CUDA_GROUPS, cuda_tiles
+from laya.model.holding import CUDA_GROUPS
 from laya.model.int4 import product_holds
 wrong = [
     f"4-bit product of {columns} columns in groups of {group}"

@@ -174,3 +174,20 @@ def test_a_seeded_prompt_is_taken_from_the_cache_up_to_a_tile(served):
     assert [client.started.cached_tokens for client in (first, again, other)] == [0, 192, 128]
     assert told(first) == told(again) == model.alone(BASE[:200], 5)
     assert told(other) == model.alone(BASE[:170], 5)
+
+
+LONG = prompt_ids(480, seed=8)
+
+
+@pytest.mark.parametrize("form", ["f32 qwen3", "bf16 llama", "Q4_1 eager"])  # float32 shows it, bf16 rounds it away
+def test_a_long_seeded_decode_is_padded_by_nobody(form, served):
+    """Beyond `LONE_TOKENS` too, where a decode whose blocks lie side by side attends alone without being asked: those of the
+    first ones do not, since the next one's begin where theirs would go on.
+    """
+    model = served(form)
+    engine = model.engine(blocks=300)
+    lengths = (382, 397, 411, 428, 444, 470)
+    seeded = [(model.ask(engine, LONG[:n], n, new=24), n) for n in lengths]
+    engine.settle()
+    for client, n in seeded:
+        assert told(client) == model.alone(LONG[:n], n, new=24)
