@@ -24,7 +24,10 @@ GEMMA = ROOT / "models" / "gemma-3-270m-q4_k_m.gguf"
 class Laya:
     """`python -m laya` as a user starts it, on a port of the system's choice."""
 
-    def __init__(self, config: dict, directory: Path, command: str = "router", env: dict | None = None, wait: bool = True) -> None:
+    def __init__(
+        self, config: dict, directory: Path, command: str = "router", env: dict | None = None, wait: bool = True,
+        program: tuple[str, ...] = ("-m", "laya"),
+    ) -> None:  # fmt: skip
         config = {**config, "server": {"port": 0, "drain_timeout_s": 5, **config.get("server", {})}}
         path = directory / f"laya-{time.monotonic_ns()}.yaml"
         path.write_text(json.dumps(config))  # JSON is YAML
@@ -33,7 +36,7 @@ class Laya:
         self.other: list[str] = []
         self._listening = threading.Event()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "laya", command, "--config", str(path)],
+            [sys.executable, *program, command, "--config", str(path)],
             stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, cwd=directory,
             env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **(env or {})},
         )  # fmt: skip

@@ -90,7 +90,7 @@ class Path:
         self.backend = UpstreamConnection(self.pool)
         self.backend.connection_made(self.to_backend)
         self.pool._open += 1
-        self.pool._idle.append(self.backend)
+        self.pool.idle.append(self.backend)
 
     def check(self) -> None:
         """What is timed is what is meant: the request goes out, the answer comes back."""

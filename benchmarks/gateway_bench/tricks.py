@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from unittest import mock
 
 from gateway_bench.inprocess import Path
+from laya.net import connection
 from laya.telemetry import Histogram
 from laya.wire import fast, recall
 from laya.wire.inbound import Inbound
@@ -39,9 +40,17 @@ class _NoLines:
 
 
 @contextlib.contextmanager
+def no_lane(path: Path) -> Iterator[None]:
+    """Every request goes the long way, from one room's function to the next's."""
+    with mock.patch.object(connection, "ask", lambda connection, data: False):
+        yield
+
+
+@contextlib.contextmanager
 def no_whole_messages(path: Path) -> Iterator[None]:
     """Every message goes through buffer, phases and events, though its head is remembered."""
     with (
+        no_lane(path),
         mock.patch.object(Inbound, "take_whole", lambda self, data: None),
         mock.patch.object(Outbound, "take_whole", lambda self, data: None),
     ):
@@ -73,12 +82,12 @@ def h11_only(path: Path) -> Iterator[None]:
     """h11 reads every message, as it does those that the fast parser leaves to it."""
     parsers = (path.client.inbound, path.backend.outbound)
     for parser in parsers:
-        parser._fast = parser._tries_fast = False
+        parser.fast = parser.tries_fast = False
     try:
         yield
     finally:
         for parser in parsers:
-            parser._fast = parser._tries_fast = True
+            parser.fast = parser.tries_fast = True
 
 
 @contextlib.contextmanager
@@ -89,7 +98,8 @@ def no_upstream_head(path: Path) -> Iterator[None]:
     for plan in plans:
         plan.upstream_heads = _Nothing()
     try:
-        yield
+        with no_lane(path):
+            yield
     finally:
         for plan, heads in zip(plans, kept, strict=True):
             plan.upstream_heads = heads
@@ -103,7 +113,8 @@ def no_answer_lines(path: Path) -> Iterator[None]:
     for response in known:
         response.memo = _NoLines()
     try:
-        yield
+        with no_lane(path):
+            yield
     finally:
         for response, memo in zip(known, kept, strict=True):
             response.memo = memo
@@ -113,7 +124,7 @@ def no_answer_lines(path: Path) -> Iterator[None]:
 def no_metrics(path: Path) -> Iterator[None]:
     """Nothing is counted or observed."""
     with (
-        mock.patch.object(type(path.gateway.telemetry), "count", lambda self, *labels: None),
+        mock.patch.object(type(path.gateway.telemetry), "count", lambda self, labels: None),
         mock.patch.object(Histogram, "observe", lambda self, seconds: None),
     ):
         yield
@@ -132,12 +143,13 @@ def no_access_log(path: Path) -> Iterator[None]:
 
 # name -> (off, against what: None is the path as it ships)
 TRICKS: dict[str, tuple[Switch, Switch | None]] = {
-    "whole messages": (no_whole_messages, None),
-    "heads remembered": (no_head_recall, None),
+    "the lane": (no_lane, None),
+    "whole messages": (no_whole_messages, no_lane),
+    "heads remembered": (no_head_recall, no_whole_messages),
     "lines remembered": (no_line_memo, no_head_recall),
     "fast parser": (h11_only, no_line_memo),
-    "upstream head kept": (no_upstream_head, None),
-    "answer lines kept": (no_answer_lines, None),
+    "upstream head kept": (no_upstream_head, no_lane),
+    "answer lines kept": (no_answer_lines, no_lane),
 }
 # What features cost: the same, read the other way round.
 FEATURES: dict[str, tuple[Switch, Switch | None]] = {

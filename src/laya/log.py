@@ -53,18 +53,12 @@ class Log:
         if LEVELS[level] >= self.threshold:
             line = {"time": _stamp(time.time()).decode(), "level": level, "event": name, **fields}
             try:
-                self._append(encode_json(line) + b"\n")
+                self.line(encode_json(line) + b"\n")
             except (ValueError, TypeError):  # a value that no JSON can hold: the line is lost, the log goes on
                 self.dropped += 1
 
-    def access(self, record: tuple, note: bytes = b"") -> None:
-        """A finished request: `ACCESS_FIELDS` in order, and members ready made. The caller checks `info_on`."""
-        request_id, client, method, path, api, route, backend, model, status, outcome, seconds, tokens = record
-        counts = b',"prompt_tokens":%d,"completion_tokens":%d' % tokens if tokens else b""
-        who = _who(client, method, path, api, route, backend, model)
-        self._append(_ACCESS % (_stamp(time.time()), request_id, who, status, outcome.encode(), seconds, counts + note))
-
-    def _append(self, line: bytes) -> None:
+    def line(self, line: bytes) -> None:
+        """One that is ready made, with its end."""
         if len(self._lines) < MAX_LINES:
             self._lines.append(line)
         else:
@@ -109,12 +103,17 @@ def forward_logging(log: Log) -> None:
     ours.setLevel(log.threshold)
 
 
-# The fields of an access record, in order; a record is a tuple.
-ACCESS_FIELDS = (
-    "id", "client", "method", "path", "api", "route", "backend", "model", "status", "outcome", "seconds", "tokens",
-)  # fmt: skip
 # Ids are of plain characters (the gateway keeps no others), outcomes a handful of words.
-_ACCESS = b'{"time":"%b","level":"info","event":"request","id":"%b",%b,"status":%d,"outcome":"%b","seconds":%.6f%b}\n'
+_ACCESS = b'{"time":"%b.%03dZ","level":"info","event":"request","id":"%b",%b,"status":%d,"outcome":"%b","seconds":%.6f%b}\n'
+
+
+def access_line(
+    request_id: bytes, who: bytes, status: int, outcome: str, seconds: float, tokens: tuple[int, int] | None, note: bytes
+) -> bytes:
+    """The line of a finished request; `who` is made by the function of that name, `note` members ready made."""
+    counts = b',"prompt_tokens":%d,"completion_tokens":%d' % tokens if tokens else b""
+    at = time.time()
+    return _ACCESS % (_second(int(at)), at % 1 * 1000, request_id, who, status, outcome.encode(), seconds, counts + note)
 
 
 def _stamp(at: float) -> bytes:
@@ -127,7 +126,7 @@ def _second(at: int) -> bytes:
 
 
 @lru_cache(1024)  # the same few in every line
-def _who(client: str, method: bytes, path: bytes, api: str, route: str, backend: str, model: str) -> bytes:
+def who(client: str, method: bytes, path: bytes, api: str, route: str, backend: str, model: str) -> bytes:
     """The members that say whose request it was and where it went, as they stand between their neighbours."""
     members = {
         "client": client, "method": method.decode("latin-1"), "path": path.decode("latin-1"), "api": api, "route": route,

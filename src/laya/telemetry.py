@@ -99,15 +99,16 @@ class Telemetry:
         self.requests: dict[tuple[str, str, str, str], int] = {}  # route, backend, api, outcome
         self.retries: dict[str, int] = {}
         self.stages = {stage: Histogram() for stage in STAGES}
+        self.route, self.upstream = self.stages["route"], self.stages["upstream"]  # of every proxied request
         self.ttft = Histogram()
         self.inter_token = Histogram()
         self.longest_stall = 0.0
         self.gauges: list[Callable[[], Iterable[tuple[str, dict[str, str], float]]]] = []
         self.counters: list[Callable[[], Iterable[tuple[str, dict[str, str], float]]]] = []
 
-    def count(self, route: str, backend: str, api: str, outcome: str) -> None:
-        key = (route, backend, api, outcome)
-        self.requests[key] = self.requests.get(key, 0) + 1
+    def count(self, labels: tuple[str, str, str, str]) -> None:
+        """One request more of this route, backend, API and outcome."""
+        self.requests[labels] = self.requests.get(labels, 0) + 1
 
     def retry(self, reason: str) -> None:
         self.retries[reason] = self.retries.get(reason, 0) + 1

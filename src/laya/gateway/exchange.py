@@ -102,6 +102,14 @@ class Exchange:
         plan = self.plan
         return plan.client or (plan.key.name if plan.key is not None else self.connection.peer)
 
+    def named(self) -> tuple[str, bytes, bytes, str, str, str, str]:
+        """Whose request it is and where it went, as `log.who` takes it."""
+        plan = self.plan
+        return (
+            self.client_name(), self.request.method, plan.path[:256], plan.api or "page", self.route, self.backend,
+            self.model[:128],
+        )  # fmt: skip
+
     def prompt_cap(self, cap: int | None) -> int | None:
         """The shortest of `cap` (a route's), the key's, and what a router of ours names; None: none is set."""
         plan = self.plan

@@ -35,7 +35,7 @@ from laya.gateway.stored_responses import answer_stored
 from laya.gateway.tokens import TokenExchange
 from laya.gateway.translated_local import TranslatedLocal
 from laya.gateway.translated_proxy import TranslatedProxy
-from laya.log import Log
+from laya.log import Log, access_line, who
 from laya.routing.sessions.store import Later, MemorySessions, SessionStore
 from laya.routing.table import RouteTable
 from laya.schema.codec import encode_json
@@ -86,7 +86,7 @@ class Gateway:
         self.later = later
         self.pages = pages
         self.store = store  # conversations of /v1/responses
-        self.recent: deque[tuple[float, tuple]] = deque(maxlen=RECENT)  # (perf_counter, access record)
+        self.recent: deque[bytes] = deque(maxlen=RECENT)  # their lines in the log
         self.watchers = 0  # of /ui
         self._run = b"req-" + os.urandom(6).hex().encode()
         self._count = itertools.count(1)
@@ -146,7 +146,7 @@ class Gateway:
 
     def count_refusal(self, error: LayaError) -> None:
         """An answer given by the connection itself: bytes that were never a request."""
-        self.telemetry.count("", "", "", outcome_of(error))
+        self.telemetry.count(("", "", "", outcome_of(error)))
 
     def new_request_id(self) -> bytes:
         return b"%b%08x" % (self._run, next(self._count))
@@ -310,18 +310,17 @@ class Gateway:
     def finished(self, exchange: Exchange, outcome: str) -> None:
         """Once for each exchange: metrics and log."""
         plan = exchange.plan
-        self.telemetry.count(exchange.route, exchange.backend, plan.api or "page", outcome)
+        self.telemetry.count((exchange.route, exchange.backend, plan.api or "page", outcome))
         if self.log.info_on or self.watchers:
-            request, now = exchange.request, perf_counter()
-            record = (
-                exchange.request_id, exchange.client_name(), request.method, plan.path[:256],
-                plan.api or "page", exchange.route, exchange.backend, exchange.model[:128], exchange.status, outcome,
-                now - exchange.began, exchange.tokens,
+            connection = exchange.connection
+            line = access_line(
+                exchange.request_id, who(*exchange.named()), exchange.status, outcome, perf_counter() - exchange.began,
+                exchange.tokens, connection.log_note() if connection.staged else b"",
             )  # fmt: skip
             if plan.api is not None:
-                self.recent.append((now, record))
+                self.recent.append(line)
             if self.log.info_on and (plan.api is not None or plan.path not in PROBES):
-                self.log.access(record, exchange.connection.log_note() if exchange.connection.staged else b"")
+                self.log.line(line)
 
 
 def _unpack_and_read(body: bytes, encoding: bytes, limit: int, boundary: bytes | None) -> tuple[bytes, RoutingFields]:

@@ -45,7 +45,7 @@ class NativeProxy(Translating, ProxyExchange):
         """For subclasses: the conversation lies here and not at any backend."""
 
     def own_lines(self) -> bytes:
-        return Exchange.own_lines(self) if self._target is None else super().own_lines()  # None: refused before it was sent
+        return Exchange.own_lines(self) if self.target is None else super().own_lines()  # None: refused before it was sent
 
     # -- the answer passes by ------------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ class HeadPlan:
 
     __slots__ = (
         "owner", "error", "api", "path", "key", "coded", "asks", "request_id", "target", "session", "upstream_heads",
-        "boundary", "client", "cap",
+        "boundary", "client", "cap", "lanes",
     )  # fmt: skip
 
     def __init__(self, owner: object, request, access: Access, pages: Pages) -> None:
@@ -66,6 +66,7 @@ class HeadPlan:
         cap = fields.get(b"x-laya-max-prompt-tokens", b"") if access.relayed else b""
         self.cap = int(cap) if cap.isdigit() and len(cap) < 10 else None
         self.upstream_heads: dict = {}  # target -> the head sent there, but for the lines that change
+        self.lanes: dict = {}  # model name -> the fast lane of its requests (`net.lane`)
         self.error: LayaError | None = access.check_place(fields)
         if self.error is None:
             try:

@@ -6,6 +6,7 @@ In: a routed request with its raw body. Out: the backend's answer, bytes untouch
 from __future__ import annotations
 
 from time import perf_counter, time
+from typing import Any
 
 from laya.errors import BadUpstream, LayaError, Unavailable, UpstreamTimeout
 from laya.gateway.dispatch import MAX_RETRY_AFTER_S, RETRIABLE_STATUS, Next, retry_after_of
@@ -38,15 +39,16 @@ MAX_PARTIAL = 64 * 1024
 
 
 class ProxyExchange(WatchedExchange):
-    """`_target` is where the call is now."""
+    """`target` is where the call is now."""
 
     call = None
-    _probe = False  # this request is the one that a half-open breaker lets through
-    _target = None
+    probe = False  # this request is the one that a half-open breaker lets through
+    target = None
     _sse = False
     _partial = b""
-    _sent_at = 0.0
+    sent_at = 0.0
     _waits = 0
+    leg: Any = None  # of `net.lane`, which sent the request
 
     def __init__(self, gateway, connection, request, body, plan, fields, route, targets) -> None:
         super().__init__(gateway, connection, request, body, plan)
@@ -57,7 +59,7 @@ class ProxyExchange(WatchedExchange):
 
     def start(self) -> None:
         self._send(self.targets[0])
-        self.gateway.telemetry.stages["route"].observe(self._sent_at - self.began)
+        self.gateway.telemetry.route.observe(self.sent_at - self.began)
 
     def goes_on(self, target) -> bool:
         if target.engine is not None:
@@ -69,7 +71,7 @@ class ProxyExchange(WatchedExchange):
 
     def _send(self, target, fresh_only: bool = False) -> None:
         backend = target.backend_state
-        self._target = target
+        self.target = target
         self.backend = backend.name
         if self.state > WAITING:  # `move`, spelled out: every request passes here
             raise RuntimeError("a request was sent after its answer had begun")
@@ -83,8 +85,8 @@ class ProxyExchange(WatchedExchange):
             head += self._for_engine(target)
         head += b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (self.request_id, len(body))
         if backend.breaker.open_until:  # last, when nothing can go wrong any more before the request is out
-            self._probe = backend.breaker.taken(self.gateway.now())
-        self._sent_at = perf_counter()
+            self.probe = backend.breaker.taken(self.gateway.now())
+        self.sent_at = perf_counter()
         self.call = backend.pool.submit(self, self.request.method, head, body, fresh_only)
 
     def _kept_heads(self) -> dict:
@@ -120,25 +122,25 @@ class ProxyExchange(WatchedExchange):
     def _next(self, failure: str, error: LayaError) -> None:
         """Retry as the table says, or end with `error`."""
         left = self.untried()
-        decision = self.next_after(failure, left, retry_ambiguous=self._target.backend_state.settings.retry_ambiguous)
+        decision = self.next_after(failure, left, retry_ambiguous=self.target.backend_state.settings.retry_ambiguous)
         if decision is Next.STOP:
             if failure != "connect" or not self._wait_for_it():
                 self._give_up(error)
             return
         self.gateway.telemetry.retry(failure)
         if decision is Next.SAME_FRESH:
-            self._send(self._target, fresh_only=True)
+            self._send(self.target, fresh_only=True)
         else:
             self.move_to(left[0], failure)
 
     def _wait_for_it(self) -> bool:
         """Nothing was sent, and there is nobody else to ask: a backend that comes back by itself is waited for."""
-        backend = self._target.backend_state
+        backend = self.target.backend_state
         if not backend.pool.waits or self._waits >= MAX_WAITS:
             return False
         self._waits += 1
         self.gateway.telemetry.retry("waited")
-        self._send(self._target)
+        self._send(self.target)
         return True
 
     def _give_up(self, error: LayaError) -> None:
@@ -151,8 +153,8 @@ class ProxyExchange(WatchedExchange):
 
     def on_upstream_head(self, response) -> None:
         status = response.status
-        self._target.backend_state.answered(response, self._probe, self.gateway.now)
-        self._probe = False
+        self.target.backend_state.answered(response, self.probe, self.gateway.now)
+        self.probe = False
         if status >= 400 and self._try_elsewhere(response):
             return
         self.status = status
@@ -167,11 +169,11 @@ class ProxyExchange(WatchedExchange):
         self._sse = is_stream(response)
         if self._sse:
             self._watch = StreamWatch()
-        if self._target.model is not None and self._renames(response, lines):
+        if self.target.model is not None and self._renames(response, lines):
             return
         body = response.body
         if body is not None and not self._sse:
-            self.gateway.telemetry.stages["upstream"].observe(perf_counter() - self._sent_at)
+            self.gateway.telemetry.upstream.observe(perf_counter() - self.sent_at)
             self.answer(status, lines, body, "ok" if status < 400 else outcome_of_status(status))
             return
         self.move(STREAMING)
@@ -187,15 +189,15 @@ class ProxyExchange(WatchedExchange):
 
     def own_lines(self) -> bytes:
         if self.note:
-            self.stand_in = self._target.note
+            self.stand_in = self.target.note
             return super().own_lines()
-        lines = self._target.lines + b"x-request-id: " + self.request_id + b"\r\n"
+        lines = self.target.lines + b"x-request-id: " + self.request_id + b"\r\n"
         return lines + self._asked_lines() if self.plan.asks else lines
 
     def stage_times(self) -> list[tuple[bytes, float]]:
-        if not self._sent_at:
+        if not self.sent_at:
             return []
-        return [(b"route", self._sent_at - self.began), (b"upstream", perf_counter() - self._sent_at)]
+        return [(b"route", self.sent_at - self.began), (b"upstream", perf_counter() - self.sent_at)]
 
     def _try_elsewhere(self, response) -> bool:
         """An answer that names overload or a fault goes to any other target, one that names the window to a fallback."""
@@ -249,7 +251,7 @@ class ProxyExchange(WatchedExchange):
         return data[:cut]
 
     def on_upstream_end(self) -> None:
-        self.gateway.telemetry.stages["upstream"].observe(perf_counter() - self._sent_at)
+        self.gateway.telemetry.upstream.observe(perf_counter() - self.sent_at)
         if self._rename is not None:
             if self._collected is not None:
                 self._answer_renamed()
@@ -272,15 +274,15 @@ class ProxyExchange(WatchedExchange):
 
     def on_upstream_failure(self, failure, message: str) -> None:
         kind = failure.value
-        backend = self._target.backend_state
+        backend = self.target.backend_state
         if self.state is STREAMING and self.has_ended():
             self._whole_but_cut()
             return
         if kind not in SAYS_NOTHING:
-            backend.breaker.failed(self.gateway.now(), self._probe)
-        elif self._probe:
+            backend.breaker.failed(self.gateway.now(), self.probe)
+        elif self.probe:
             backend.breaker.released()
-        self._probe = False
+        self.probe = False
         if kind in ("first_byte_timeout", "idle_timeout"):
             error: LayaError = UpstreamTimeout(f"Backend {backend.name}: {message}.")
         elif kind in ("busy", "absent"):
@@ -321,9 +323,9 @@ class ProxyExchange(WatchedExchange):
         super()._release()
         if self.call is not None:
             self.call.cancel()
-        if self._probe:
-            self._probe = False
-            self._target.breaker.released()
+        if self.probe:
+            self.probe = False
+            self.target.breaker.released()
 
 
 def _lines_of(response) -> bytes:

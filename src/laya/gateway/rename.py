@@ -70,7 +70,7 @@ class RenamingExchange(MovingExchange):
     JSON body when it is whole."""
 
     call: Any = None
-    _target: Any = None
+    target: Any = None
     _sse = False
     _rename: ModelRename | None = None  # the target calls the model by another name than the client
     _collected: list[bytes] | None = None  # of a JSON answer that is to be renamed
@@ -82,7 +82,7 @@ class RenamingExchange(MovingExchange):
     def _renames(self, response, lines: bytes) -> bool:
         """Prepare to put the client's name for the model into the answer. True: the head waits for the body."""
         named = response.fields.get(b"content-type", b"").lower().startswith(_NAMED)
-        if self._target.model == self.model or self.status >= 400 or not named:
+        if self.target.model == self.model or self.status >= 400 or not named:
             return False
         if response.fields.get(b"content-encoding", b"identity") != b"identity":
             self.call.cancel()

@@ -60,8 +60,8 @@ class TranslatedProxy(NativeProxy):
 
     def start(self) -> None:
         self._send(self.targets[0])
-        if self._sent_at:
-            self.gateway.telemetry.stages["route"].observe(self._sent_at - self.began)
+        if self.sent_at:
+            self.gateway.telemetry.stages["route"].observe(self.sent_at - self.began)
 
     def goes_on(self, target) -> bool:
         if target.engine is not None:
@@ -160,18 +160,18 @@ class TranslatedProxy(NativeProxy):
 
     def on_upstream_head(self, response) -> None:
         if self._translation is None:
-            if response.status in LACKING and self._target.backend_state.apis.unsure(self._api()):
+            if response.status in LACKING and self.target.backend_state.apis.unsure(self._api()):
                 self._try_translated(response)
                 return
             self.pass_head(response)
             return
         status = response.status
-        backend = self._target.backend_state
-        backend.answered(response, self._probe, self.gateway.now)
-        self._probe = False
+        backend = self.target.backend_state
+        backend.answered(response, self.probe, self.gateway.now)
+        self.probe = False
         if status >= 400 and self.state is not STREAMING and self._try_elsewhere(response):
             return
-        if self._target is self._lacking and status < 400:
+        if self.target is self._lacking and status < 400:
             backend.apis.found_lacking(self._api(), self.gateway.now())
         self.status = status
         self._retry_after = retry_after_of(response.fields, time()) if status in HINTED_STATUS else None
@@ -187,12 +187,12 @@ class TranslatedProxy(NativeProxy):
 
     def _try_translated(self, response) -> None:
         """The backend does not know the path, or not the model: a chat request will tell."""
-        self._target.backend_state.answered(response, self._probe, self.gateway.now)
-        self._probe = False
+        self.target.backend_state.answered(response, self.probe, self.gateway.now)
+        self.probe = False
         self.call.cancel()
         self.gateway.telemetry.retry("no_such_api")
-        self._lacking = self._target
-        self.guarded(self._send_translated, self._target, False)
+        self._lacking = self.target
+        self.guarded(self._send_translated, self.target, False)
 
     def on_upstream_data(self, data: bytes) -> None:
         if self._translation is None:
@@ -218,7 +218,7 @@ class TranslatedProxy(NativeProxy):
         if self._translation is None:
             super().on_upstream_end()
             return
-        self.gateway.telemetry.stages["upstream"].observe(perf_counter() - self._sent_at)
+        self.gateway.telemetry.stages["upstream"].observe(perf_counter() - self.sent_at)
         self.guarded(self._read_end)
 
     def _read_end(self) -> None:
@@ -235,7 +235,7 @@ class TranslatedProxy(NativeProxy):
         if self.status == 400 and self._capped and self.state is WAITING and _CAP.search(error.message):
             self._capped = False
             self.gateway.telemetry.retry("max_tokens")
-            ProxyExchange._send(self, self._target)
+            ProxyExchange._send(self, self.target)
             return
         if self.status in HINTED_STATUS:
             error.retry_after = 1.0 if self._retry_after is None else min(self._retry_after, MAX_RETRY_AFTER_S)
@@ -270,7 +270,7 @@ class TranslatedProxy(NativeProxy):
 
     def may_begin(self) -> bool:
         """Not while the backend may still say that it lacks the API."""
-        return not self._target.backend_state.apis.unsure(self._api())
+        return not self.target.backend_state.apis.unsure(self._api())
 
     # -- the answer ----------------------------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ class WatchedExchange(RenamingExchange):
         if response.status >= 400 or not is_stream(response):
             self._told_late(response)
             return
-        if self._target.model is not None and self._renames(response, b""):
+        if self.target.model is not None and self._renames(response, b""):
             return
         if response.body is not None:
             self.on_upstream_data(response.body)

@@ -23,9 +23,9 @@ JOIN_BELOW = 16 * 1024  # a copy this small is cheaper than a second buffer in t
 
 class Answering(ABC):
     """Base of `ClientConnection`, which is an asyncio.Protocol in all but name: a base in Python would keep the compiled class
-    from being one in C. `_chunked`, `_keep_alive` and `_head_only` belong to the request that is answered."""
+    from being one in C. `chunked`, `keep_alive` and `head_only` belong to the request that is answered."""
 
-    __slots__ = ("server", "transport", "exchange", "paused", "_keep_alive", "_chunked", "_streaming", "_head_only")
+    __slots__ = ("server", "transport", "exchange", "paused", "keep_alive", "chunked", "_streaming", "head_only")
 
     # What `gateway.between` says otherwise, where something stands before this connection.
     staged = False
@@ -36,10 +36,10 @@ class Answering(ABC):
         self.transport: Any = None  # an asyncio.Transport from `connection_made` on
         self.exchange: Any = None
         self.paused = False
-        self._keep_alive = True
-        self._chunked = False
+        self.keep_alive = True
+        self.chunked = False
         self._streaming = False
-        self._head_only = False
+        self.head_only = False
 
     @abstractmethod
     def close(self) -> None: ...
@@ -64,39 +64,39 @@ class Answering(ABC):
 
     def send(self, status: int, lines: bytes, body: bytes) -> None:
         """The whole answer, with `done` to follow: what can wait until the client has its bytes is done in between."""
-        self._write_reply(status, lines, body, close=not self._keep_alive or self.server.draining)
+        self._write_reply(status, lines, body, close=not self.keep_alive or self.server.draining)
 
     def _write_reply(self, status: int, lines: bytes, body: bytes, *, close: bool) -> None:
         head = response_start(status, lines, content_length=None if status in BODILESS else len(body), close=close)
-        if len(body) < JOIN_BELOW or self._head_only:
-            self.transport.write(head if self._head_only else head + body)
+        if len(body) < JOIN_BELOW or self.head_only:
+            self.transport.write(head if self.head_only else head + body)
         else:
             self.transport.writelines((head, body))
 
     def start(self, status: int, lines: bytes, first: bytes = b"") -> None:
         """Begin an answer of unknown length, with its first piece if there is one."""
         self._streaming = True
-        close = not self._keep_alive or not self._chunked or self.server.draining
-        head = response_start(status, lines, chunked=self._chunked, close=close)
+        close = not self.keep_alive or not self.chunked or self.server.draining
+        head = response_start(status, lines, chunked=self.chunked, close=close)
         if close:
-            self._keep_alive = False
-        if self._head_only:
+            self.keep_alive = False
+        if self.head_only:
             first = b""
-        self.transport.write(head + (chunk(first) if self._chunked and first else first))
+        self.transport.write(head + (chunk(first) if self.chunked and first else first))
 
     def start_sized(self, status: int, lines: bytes, length: int) -> None:
         """Begin an answer of known length; `write` then gives its bytes."""
-        close = not self._keep_alive or self.server.draining
+        close = not self.keep_alive or self.server.draining
         if close:
-            self._keep_alive = False
-        self._chunked = False
+            self.keep_alive = False
+        self.chunked = False
         self.transport.write(response_start(status, lines, content_length=length, close=close))
 
     def write(self, data: bytes) -> bool:
         """The next piece. False when the reader is so far behind that it was cut off."""
-        if self._head_only or not data:
+        if self.head_only or not data:
             return True
-        self.transport.write(chunk(data) if self._chunked else data)
+        self.transport.write(chunk(data) if self.chunked else data)
         if self.paused and self.transport.get_write_buffer_size() > MAX_UNSENT:
             self._leave()
             self.transport.abort()
@@ -105,17 +105,17 @@ class Answering(ABC):
 
     def finish(self) -> None:
         """The answer is whole. The exchange is over."""
-        if self._chunked and self._streaming and not self._head_only:
+        if self.chunked and self._streaming and not self.head_only:
             self.transport.write(LAST_CHUNK)
         self.done()
 
     def break_off(self, last: bytes = b"") -> None:
         """End a begun answer so that nobody can take it for whole: `last` is written, no terminator, then close."""
         if last:
-            self.transport.write(chunk(last) if self._chunked else last)
+            self.transport.write(chunk(last) if self.chunked else last)
         self.exchange = None
         self._release_body()
-        if self._chunked or last:
+        if self.chunked or last:
             self.close()
         else:
             self._reset()  # without chunks or words only that tells that something is missing

@@ -17,6 +17,7 @@ from laya.gateway.error_forms import error_bytes
 from laya.net.answering import Answering
 from laya.net.clock import NEVER
 from laya.net.flow import HIGH_WATER, LARGE_READ, READ_AHEAD
+from laya.net.lane import ask
 from laya.wire.inbound import Inbound
 from laya.wire.messages import EOF, NEED_DATA, PAUSED, BodyData, EndOfBody, Request
 from laya.wire.reply import CONTINUE
@@ -30,8 +31,8 @@ class ClientConnection(Answering):
     """States: idle (`request` and `exchange` None), receiving (`request` set), busy (`exchange` set), closing."""
 
     __slots__ = (
-        "gateway", "inbound", "request", "deadline", "closing", "peer", "_parts", "_held", "_ahead", "_body_began", "_pumping",
-        "_waiting", "_in_head", "_lingers", "_stuck", "_held_back",
+        "gateway", "inbound", "request", "deadline", "closing", "peer", "_parts", "held", "_ahead", "_body_began", "_pumping",
+        "_waiting", "in_head", "_lingers", "_stuck", "_held_back",
     )  # fmt: skip
 
     def __init__(self, server) -> None:
@@ -43,12 +44,12 @@ class ClientConnection(Answering):
         self.closing = False
         self.peer = ""
         self._parts: BytesIO | None = None  # of a body that comes in pieces
-        self._held = 0
+        self.held = 0
         self._pumping = False
         self._ahead = 0
         self._body_began = 0.0
         self._waiting: asyncio.Handle | None = None  # the rest of a long burst of input, for the loop's next turn
-        self._in_head = False  # a head has begun and is not whole
+        self.in_head = False  # a head has begun and is not whole
         self._lingers = False  # the answer is an early one: what still comes of the request is thrown away
         self._stuck: tuple[int, float] | None = None  # unsent bytes of a paused reader, and since when it is so many
         self._held_back = NEVER  # since when it is not read, because it does not read its answers
@@ -71,6 +72,14 @@ class ClientConnection(Answering):
         if self.closing:
             return
         if self.exchange is None and not self.paused:
+            try:
+                if ask(self, data):
+                    return
+            except Exception as fault:
+                if self.exchange is None:
+                    raise
+                self.exchange.on_fault(fault)
+                return
             found = self.inbound.take_whole(data)
             if found is not None:
                 self._begin(*found)
@@ -166,8 +175,8 @@ class ClientConnection(Answering):
                 if kind is Request:
                     self._on_request(event)
                 elif event is NEED_DATA or event is PAUSED:
-                    if self.request is None and not inbound.at_boundary and not self._in_head:
-                        self._in_head = True
+                    if self.request is None and not inbound.at_boundary and not self.in_head:
+                        self.in_head = True
                         self.deadline = self.server.clock.now + self.server.settings.header_timeout_s
                     return
                 elif kind is BodyData:
@@ -196,7 +205,7 @@ class ClientConnection(Answering):
             self._body_began += max(0.0, now - since)
             self.deadline += max(0.0, now - since)
         else:
-            self.deadline = now + (settings.header_timeout_s if self._in_head else settings.keepalive_timeout_s)
+            self.deadline = now + (settings.header_timeout_s if self.in_head else settings.keepalive_timeout_s)
         if since != NEVER:
             self.transport.resume_reading()
         if self.inbound.buffered and not self._pumping and self._waiting is None:
@@ -210,15 +219,15 @@ class ClientConnection(Answering):
 
     def _begin(self, request: Request, body: bytes) -> None:
         """A whole request that came together."""
-        self._in_head = False
-        self._keep_alive = request.keep_alive and not request.http10
-        self._head_only = request.method == b"HEAD"
-        self._chunked = not request.http10
+        self.in_head = False
+        self.keep_alive = request.keep_alive and not request.http10
+        self.head_only = request.method == b"HEAD"
+        self.chunked = not request.http10
         if body:
             if not self.server.ledger.take(len(body)):
                 self.refuse(Unavailable("too much data is held in memory just now"))
                 return
-            self._held = len(body)
+            self.held = len(body)
         self.deadline = NEVER
         self.gateway.accept(self, request, body)
 
@@ -226,13 +235,13 @@ class ClientConnection(Answering):
         if request.body is not None:
             self._begin(request, request.body)
             return
-        self._in_head = False
-        self._keep_alive = request.keep_alive and not request.http10
-        self._head_only = request.method == b"HEAD"
-        self._chunked = not request.http10
+        self.in_head = False
+        self.keep_alive = request.keep_alive and not request.http10
+        self.head_only = request.method == b"HEAD"
+        self.chunked = not request.http10
         if self.gateway.precheck(self, request) is not None:
             self._lingers = True
-            self._keep_alive = False
+            self.keep_alive = False
             self.deadline = NEVER
             self.gateway.accept(self, request, b"")  # which answers with the refusal
             return
@@ -244,7 +253,7 @@ class ClientConnection(Answering):
     def _on_body(self, data: bytes) -> None:
         if not self.server.ledger.take(len(data)):
             return self.refuse(Unavailable("too much data is held in memory just now"))
-        self._held += len(data)
+        self.held += len(data)
         if self._parts is None:
             self._parts = BytesIO()
         self._parts.write(data)
@@ -252,9 +261,9 @@ class ClientConnection(Answering):
 
     def _body_deadline(self) -> None:
         """`body_timeout_s` in all, and more only as bytes come at MIN_RATE: one byte a minute does not hold a place."""
-        if not self._held:
+        if not self.held:
             self._body_began = self.server.clock.now
-        self.deadline = self._body_began + self.server.settings.body_timeout_s + self._held / MIN_RATE
+        self.deadline = self._body_began + self.server.settings.body_timeout_s + self.held / MIN_RATE
 
     def _on_whole_body(self) -> None:
         parts, self._parts = self._parts, None
@@ -267,14 +276,14 @@ class ClientConnection(Answering):
         """Count `count` more bytes that belong to the request under way; False: too much is held already."""
         if not self.server.ledger.take(count):
             return False
-        self._held += count
+        self.held += count
         return True
 
     def _release_body(self) -> None:
         """Give back the request's bytes; what the parser still holds of the requests behind it stays counted."""
         ahead = 0 if self.closing else self.inbound.buffered
-        self.server.ledger.give(self._held + self._ahead - ahead)
-        self._held, self._ahead = 0, ahead
+        self.server.ledger.give(self.held + self._ahead - ahead)
+        self.held, self._ahead = 0, ahead
         self._parts = None
 
     # -- the end of a connection ---------------------------------------------------------------------------------------
@@ -315,7 +324,7 @@ class ClientConnection(Answering):
         self.gateway.count_refusal(error)
         body = error_bytes(self.request.path if self.request is not None else b"", error)
         lines = b"content-type: application/json\r\n" + b"".join(b"%b: %b\r\n" % pair for pair in error.hint_headers())
-        self._head_only = False
+        self.head_only = False
         self._write_reply(error.status, lines, body, close=True)
         self._linger()
 
@@ -340,9 +349,9 @@ class ClientConnection(Answering):
             self._linger()
             return
         self.inbound.start_next()
-        if self._held or self._ahead:
+        if self.held or self._ahead:
             self._release_body()
-        if not self._keep_alive or self.server.draining:
+        if not self.keep_alive or self.server.draining:
             self.close()
             return
         self.deadline = self.server.clock.now + self.server.settings.keepalive_timeout_s

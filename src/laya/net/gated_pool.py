@@ -83,7 +83,7 @@ class GatedPool(Pool):
         self.is_open = True
         for call in self._held:
             call.deadline = self.clock.now + QUEUE_S
-        self._waiting.extend(self._held)
+        self.waiting.extend(self._held)
         self._held.clear()
         self._grow()
 
@@ -100,11 +100,11 @@ class GatedPool(Pool):
     def shut(self, absent: str) -> None:
         """The backend is away: calls that were not sent yet wait at the gate, and no kept connection is good any more."""
         self.hold(absent)
-        for call in self._waiting:
+        for call in self.waiting:
             call.deadline = self.clock.now + self.wait_s
-        self._held.extendleft(reversed(self._waiting))
-        self._waiting.clear()
-        for connection in tuple(self._idle):
+        self._held.extendleft(reversed(self.waiting))
+        self.waiting.clear()
+        for connection in tuple(self.idle):
             connection.drop()
 
     def turn_away(self, message: str) -> None:

@@ -15,12 +15,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from laya.net.clock import Clock
-from laya.net.upstream import Call, Failure, UpstreamConnection
+from laya.net.upstream import IDLE_S, Call, Failure, UpstreamConnection
 from laya.wire.messages import Limits
 
-# Idle time after which we close first: below uvicorn's 5 s, the shortest default among common servers, so that the
-# race between our next request and their close stays rare.
-IDLE_S = 4.0
 # A call that finds no connection in this time is refused: longer waits help no client.
 QUEUE_S = 30.0
 
@@ -60,11 +57,11 @@ class Pool:
         self.limits = Limits(max_body_bytes=1 << 62)  # a response may be of any length: it is not kept
         self.inflight = 0
         self.loop = loop
-        self._idle: list[UpstreamConnection] = []
+        self.idle: list[UpstreamConnection] = []
         self._open = 0
         self._connecting = 0
-        self._retired = False
-        self._waiting: deque[Call] = deque()
+        self.retired = False
+        self.waiting: deque[Call] = deque()
         self._tasks: set[asyncio.Task] = set()
         self.tls = ssl.create_default_context() if self.address.tls else None
         clock.add(self)
@@ -75,7 +72,7 @@ class Pool:
         """Send now on an idle connection, else when one is there. `fresh_only` avoids kept ones (after a stale one)."""
         call = Call(self, listener, method, head, body)
         self.inflight += 1
-        idle = self._idle
+        idle = self.idle
         while idle:
             connection = idle.pop()
             if fresh_only:
@@ -85,14 +82,14 @@ class Pool:
                 return call
         call.fresh_only = fresh_only
         call.deadline = self.clock.now + QUEUE_S
-        self._waiting.append(call)
+        self.waiting.append(call)
         self._grow()
         return call
 
     def close(self) -> None:
         """Close idle connections now; active ones end with their calls."""
         self.clock.discard(self)
-        idle, self._idle = self._idle, []
+        idle, self.idle = self.idle, []
         for connection in idle:
             connection.drop()
         for task in self._tasks:
@@ -100,8 +97,8 @@ class Pool:
 
     def retire(self) -> None:
         """The backend is not configured any more: what runs and waits here goes on to its end, nothing is kept for later."""
-        self._retired = True
-        idle, self._idle = self._idle, []
+        self.retired = True
+        idle, self.idle = self.idle, []
         for connection in idle:
             connection.drop()
 
@@ -109,7 +106,7 @@ class Pool:
         """A waiting call was cancelled; it is skipped when its turn comes."""
         self.inflight -= 1
         try:
-            self._waiting.remove(call)
+            self.waiting.remove(call)
         except ValueError:
             pass  # it had already been taken out of the line
 
@@ -121,11 +118,11 @@ class Pool:
         if call is not None:
             connection.send(call)
             return
-        if self._retired:
+        if self.retired:
             connection.drop()
             return
         connection.deadline = self.clock.now + IDLE_S
-        self._idle.append(connection)
+        self.idle.append(connection)
 
     def lose(self, connection: UpstreamConnection, active: bool) -> None:
         self._open -= 1
@@ -133,22 +130,22 @@ class Pool:
             self.inflight -= 1
         else:
             try:
-                self._idle.remove(connection)
+                self.idle.remove(connection)
             except ValueError:
                 pass  # it was between a finished response and the idle list
         self._grow()
 
     def on_tick(self, now: float) -> None:
-        for call in [call for call in self._waiting if now > call.deadline]:
-            self._waiting.remove(call)
+        for call in [call for call in self.waiting if now > call.deadline]:
+            self.waiting.remove(call)
             self._fail(call, Failure.BUSY, "no connection to the backend became free in time")
-        if self._retired and not self.inflight:
+        if self.retired and not self.inflight:
             self.clock.discard(self)
 
     # -- growing -------------------------------------------------------------------------------------------------------
 
     def _next_call(self, *, reused: bool) -> Call | None:
-        waiting = self._waiting
+        waiting = self.waiting
         if not waiting:
             return None
         for _ in range(len(waiting)):
@@ -161,7 +158,7 @@ class Pool:
 
     def _grow(self) -> None:
         """Open as many connections as there are calls in line, within the backend's bound."""
-        while self._connecting < len(self._waiting) and self._open + self._connecting < self.settings.max_inflight:
+        while self._connecting < len(self.waiting) and self._open + self._connecting < self.settings.max_inflight:
             self._connecting += 1
             task = self.loop.create_task(self._connect())
             self._tasks.add(task)
@@ -195,7 +192,7 @@ class Pool:
             connection.send(call)
         else:
             connection.deadline = self.clock.now + IDLE_S
-            self._idle.append(connection)
+            self.idle.append(connection)
 
     async def _open_connection(self) -> UpstreamConnection:
         """Try each address of the name in turn, each for its share of the connect time-out."""

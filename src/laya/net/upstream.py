@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections.abc import Callable
 from itertools import count
 from typing import Any, Protocol
 
@@ -16,6 +17,9 @@ from laya.net.flow import HIGH_WATER, LARGE_READ
 from laya.wire.messages import NEED_DATA, BodyData, EndOfBody, Response
 from laya.wire.outbound import Outbound
 
+# Idle time after which we close first: below uvicorn's 5 s, the shortest default among common servers, so that the
+# race between our next request and their close stays rare.
+IDLE_S = 4.0
 # Events handed on in one turn of the loop; each is a piece of at most a quarter of a millisecond's parsing.
 PIECES_A_TURN = 4
 
@@ -61,6 +65,7 @@ class Call:
     deadline = 0.0  # while it waits for a connection
     done = False
     fresh_only = False
+    in_one_step: Callable[[UpstreamConnection, Call, bytes], bool] | None = None  # takes the whole answer if it can: `lane`
 
     def __init__(self, pool, listener: UpstreamListener, method: bytes, head: bytes, body: bytes) -> None:
         self.pool = pool
@@ -89,7 +94,7 @@ class Call:
 class UpstreamConnection:
     """States: idle (`call` None, in the pool), active (`call` set), gone. A protocol as `Answering` is."""
 
-    __slots__ = ("pool", "transport", "outbound", "call", "deadline", "reused", "gone", "_paused", "_in_body", "_waiting")
+    __slots__ = ("pool", "transport", "outbound", "call", "deadline", "reused", "gone", "paused", "in_body", "_waiting")
 
     def __init__(self, pool) -> None:
         self.pool = pool
@@ -99,15 +104,15 @@ class UpstreamConnection:
         self.deadline = NEVER
         self.reused = False
         self.gone = False
-        self._paused = False
-        self._in_body = False  # the response's final head has come
+        self.paused = False
+        self.in_body = False  # the response's final head has come
         self._waiting: asyncio.Handle | None = None  # the rest of a long burst of input, for the loop's next turn
 
     # -- for the pool and the call -------------------------------------------------------------------------------------
 
     def send(self, call: Call) -> None:
         self.call = call
-        self._in_body = False
+        self.in_body = False
         call.connection = self
         self.outbound.expect(call.method)
         self.deadline = self.pool.clock.now + self.pool.settings.first_byte_timeout_s
@@ -125,14 +130,14 @@ class UpstreamConnection:
         self.transport.abort()
 
     def pause(self) -> None:
-        if not self._paused and not self.gone:
-            self._paused = True
+        if not self.paused and not self.gone:
+            self.paused = True
             self.deadline = NEVER  # the silence is ours
             self.transport.pause_reading()
 
     def resume(self) -> None:
-        if self._paused and not self.gone:
-            self._paused = False
+        if self.paused and not self.gone:
+            self.paused = False
             self.deadline = self.pool.clock.now + self.pool.settings.idle_timeout_s
             self.transport.resume_reading()
             if self._waiting is None:  # for what the parser has still: the end of the body, at least
@@ -158,7 +163,7 @@ class UpstreamConnection:
             self.transport.abort()
             return
         try:
-            if self._in_body:
+            if self.in_body:
                 piece = self.outbound.take_piece(data)
                 if piece is not None:
                     call.listener.on_upstream_data(piece)
@@ -167,6 +172,8 @@ class UpstreamConnection:
                         self._yield(call)
                     return
             else:
+                if call.in_one_step is not None and call.in_one_step(self, call, data):
+                    return
                 response = self.outbound.take_whole(data)
                 if response is not None:
                     self._finish(call)
@@ -206,7 +213,7 @@ class UpstreamConnection:
 
     def on_tick(self, now: float) -> None:
         call = self.call
-        if call is not None and not self._in_body and self.pool.unreachable:
+        if call is not None and not self.in_body and self.pool.unreachable:
             self._fail(call, self._cut(), "the backend's host cannot be reached any more")
             return
         if now <= self.deadline:
@@ -214,7 +221,7 @@ class UpstreamConnection:
         if call is None:
             self._detach()
             self.transport.abort()  # idle long enough
-        elif self._in_body:
+        elif self.in_body:
             self._fail(call, Failure.IDLE, "the backend went silent inside its response")
         else:
             self._fail(call, Failure.FIRST_BYTE, "the backend did not answer in time")
@@ -225,7 +232,7 @@ class UpstreamConnection:
         """Hand on what the parser has: `whole`: all of it, else a few pieces and the rest in the loop's next turn."""
         try:
             for _ in count() if whole else range(PIECES_A_TURN):
-                if self.call is not call or not self._hand_on(call) or (self._paused and not whole):
+                if self.call is not call or not self._hand_on(call) or (self.paused and not whole):
                     return  # `resume` goes on where it was paused
         except Exception as fault:
             self._fault(call, fault)
@@ -234,13 +241,13 @@ class UpstreamConnection:
 
     def _yield(self, call: Call) -> None:
         """The rest in the loop's next turn."""
-        if self.call is call and self._waiting is None and not self._paused:
+        if self.call is call and self._waiting is None and not self.paused:
             self.transport.pause_reading()
             self._waiting = self.pool.loop.call_soon(self._go_on, call)
 
     def _go_on(self, call: Call) -> None:
         self._waiting = None
-        if self.call is call and not self._paused:
+        if self.call is call and not self.paused:
             self.transport.resume_reading()
             self._advance(call)
 
@@ -259,7 +266,7 @@ class UpstreamConnection:
                 self._finish(call)
                 listener.on_upstream_head(event)
                 return False
-            self._in_body = True
+            self.in_body = True
             listener.on_upstream_head(event)
         elif kind is EndOfBody:
             self._finish(call)
@@ -272,7 +279,7 @@ class UpstreamConnection:
 
     def _heard(self) -> None:
         """Something came: of a body, the next silence begins now."""
-        if self._in_body and not self._paused and self.call is not None:
+        if self.in_body and not self.paused and self.call is not None:
             self.deadline = self.pool.clock.now + self.pool.settings.idle_timeout_s
 
     def _fault(self, call: Call, fault: Exception) -> None:
@@ -295,8 +302,8 @@ class UpstreamConnection:
         self.call = None
         self.deadline = NEVER
         self.reused = True
-        if self._paused:
-            self._paused = False
+        if self.paused:
+            self.paused = False
             self.transport.resume_reading()
         if self.transport.get_write_buffer_size():
             self._detach(active=True)  # answered before it had read the request: the rest of that is of no use to anybody

@@ -6,10 +6,13 @@ route is explained in the preparation worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from time import perf_counter, time
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from time import time
 from typing import Any
 from urllib.parse import parse_qs
+
+import msgspec
 
 from laya import __version__
 from laya.errors import Forbidden, InvalidRequest, LayaError, Unavailable
@@ -26,6 +29,7 @@ from laya.ui.watching import WatchExchange
 MAX_WATCHERS = 16
 FRAME_S = 1.0
 RECENT_SHOWN = 40
+SHOWN = ("id", "client", "api", "route", "backend", "model", "status", "outcome")  # of a recent request, as the log names them
 MAX_FIELDS = 8  # of the explainer's query, which knows two
 FOREIGN = frozenset({b"cross-site", b"same-site"})
 
@@ -139,18 +143,17 @@ class Desk:
 NO_STORE = b"cache-control: no-store\r\n"
 
 
-def recent(records) -> list[dict[str, Any]]:
-    """The newest requests first: where each went and how it ended; `at` in seconds since the epoch."""
-    newest = list(records)[-RECENT_SHOWN:][::-1]
-    epoch = time() - perf_counter()
+def recent(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """The newest requests first, from their lines in the log: where each went and how it ended; `at` in seconds since the
+    epoch."""
+    newest = [msgspec.json.decode(line) for line in list(lines)[-RECENT_SHOWN:][::-1]]
     return [
         {
-            "at": round(epoch + at, 3), "id": record[0].decode("latin-1"), "client": record[1],
-            "api": record[4], "route": record[5], "backend": record[6],
-            "model": record[7].encode("utf-8", "replace").decode(), "status": record[8],
-            "outcome": record[9], "ms": round(record[10] * 1000, 2), "tokens": record[11],
+            "at": datetime.fromisoformat(line["time"]).timestamp(), "ms": round(line["seconds"] * 1000, 2),
+            "tokens": [line["prompt_tokens"], line["completion_tokens"]] if "prompt_tokens" in line else None,
+            **{name: line[name] for name in SHOWN},
         }
-        for at, record in newest
+        for line in newest
     ]  # fmt: skip
 
 

@@ -26,31 +26,31 @@ class Inbound(MessageParser):
 
         The request is shared between all with this head: its own length, body and content-length field are not set.
         """
-        if self._buffer or self._phase != HEAD or not self._fast:
+        if self.buffer or self.phase != HEAD or not self.fast:
             return None
         found = recall.whole(data, self._limits.request_heads, self._limits)
         if found is None:
             return None
-        self._phase = DONE
+        self.phase = DONE
         return found[0], found[1]
 
     def start_next(self) -> None:
         """The answer to the request that is out was sent. Only after its body ended."""
-        if self._phase != DONE:
+        if self.phase != DONE:
             raise RuntimeError("start_next before the request was read to its end")
-        self._phase = HEAD
-        self._fast = self._tries_fast
+        self.phase = HEAD
+        self.fast = self.tries_fast
 
     @property
     def at_boundary(self) -> bool:
         """No byte of an unfinished request is held."""
-        return not self._buffer and (self._phase == HEAD or self._phase == DONE)
+        return not self.buffer and (self.phase == HEAD or self.phase == DONE)
 
     def _between(self) -> Signal:
-        return PAUSED if self._buffer else NEED_DATA
+        return PAUSED if self.buffer else NEED_DATA
 
     def _next_head(self) -> Event:
-        buffer = self._buffer
+        buffer = self.buffer
         if not buffer:
             return EOF if self._eof else NEED_DATA
         head_end = self._find_head()
@@ -59,22 +59,22 @@ class Inbound(MessageParser):
                 raise Refused(400, "the connection was closed in the middle of a head")
             return NEED_DATA
         start = head_end + 4
-        request = recall.read_request(buffer, head_end, self._limits) if self._fast else None
+        request = recall.read_request(buffer, head_end, self._limits) if self.fast else None
         if request is None:
-            self._fast = False
+            self.fast = False
             request, body = authority.read_request(buffer[:start], self._limits)
             self._begin_body(request, body, buffer[start:])
             return request
         length = request.content_length
         if not length:
             request.body = b""
-            self._buffer = buffer[start:]
-            self._phase = DONE
+            self.buffer = buffer[start:]
+            self.phase = DONE
             return request
         request.body = fast.cut_body(buffer, start, length)
         if request.body is None:
             self._begin_body(request, fast.LengthBody(length), buffer[start:])
         else:
-            self._buffer = buffer[start + length :]
-            self._phase = DONE
+            self.buffer = buffer[start + length :]
+            self.phase = DONE
         return request

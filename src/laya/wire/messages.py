@@ -45,11 +45,12 @@ class Limits:
 class Memo:
     """What the parser's callers derive from a head, kept as long as the parser remembers that head."""
 
-    __slots__ = ("plan", "lines")
+    __slots__ = ("plan", "lines", "is_stream")
 
     def __init__(self) -> None:
         self.plan: Any = None  # of a request: the gateway's
         self.lines: bytes | None = None  # of a response: its header lines as they are passed on
+        self.is_stream: bool | None = None  # of a response: its body is server-sent events
 
 
 class Request:

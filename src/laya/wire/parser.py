@@ -28,26 +28,26 @@ class MessageParser(ABC):
     """Base of `Inbound` and `Outbound`, which read heads and say what happens between messages."""
 
     __slots__ = (
-        "_limits", "_tries_fast", "_fast", "_buffer", "_eof", "_scanned", "_phase", "_body", "_pending", "_failure",
+        "_limits", "tries_fast", "fast", "buffer", "_eof", "_scanned", "phase", "_body", "_pending", "_failure",
         "_line_bound",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, fast: bool) -> None:
         self._limits = limits
-        self._tries_fast = fast
-        self._fast = fast  # False: h11 reads the message under way
-        self._buffer = b""
+        self.tries_fast = fast
+        self.fast = fast  # False: h11 reads the message under way
+        self.buffer = b""
         self._eof = False
         self._scanned = 0  # bytes of an unfinished head that policy has seen
-        self._phase = HEAD
+        self.phase = HEAD
         self._body: Any = None  # a Body while one is read
         self._pending = b""  # the piece of body that came along with the head
         self._failure: Refused | None = None  # found in that piece; told after the head
         self._line_bound: int | None = None
 
     def receive(self, data: bytes) -> None:
-        if self._phase != REFUSED:
-            self._buffer = self._buffer + data if self._buffer else data
+        if self.phase != REFUSED:
+            self.buffer = self.buffer + data if self.buffer else data
 
     def receive_eof(self) -> None:
         self._eof = True
@@ -55,11 +55,11 @@ class MessageParser(ABC):
     @property
     def buffered(self) -> int:
         """Bytes received and not handed out yet."""
-        return len(self._buffer) + len(self._pending)
+        return len(self.buffer) + len(self._pending)
 
     def next_event(self) -> Event:
         try:
-            phase = self._phase
+            phase = self.phase
             if phase == HEAD:
                 return self._next_head()
             if phase == DONE:
@@ -80,7 +80,7 @@ class MessageParser(ABC):
 
     def _find_head(self) -> int:
         """Where the head's blank line begins; -1 when it has not come. Policy sees an unfinished head as it grows."""
-        buffer = self._buffer
+        buffer = self.buffer
         bound = self._limits.max_head_bytes
         scanned = self._scanned
         end = buffer.find(b"\r\n\r\n", scanned - 3 if scanned > 3 else 0, bound)
@@ -97,30 +97,30 @@ class MessageParser(ABC):
     def _begin_body(self, message: Request | Response, body: Body, rest: bytes) -> None:
         """Take what has come of the body: the whole goes out with `message`, a part with the next call."""
         try:
-            payload, self._buffer, whole = body.feed(rest)
+            payload, self.buffer, whole = body.feed(rest)
         except Refused as failure:
-            payload, self._buffer, whole = b"", b"", False
+            payload, self.buffer, whole = b"", b"", False
             self._failure = failure
         if whole:
             message.body = payload
-            self._phase = DONE
+            self.phase = DONE
         else:
             self._body = body
             self._pending = payload
-            self._phase = BODY
+            self.phase = BODY
 
     def _next_body(self) -> Event:
         if self._pending:
             piece, self._pending = self._pending, b""
             return BodyData(piece)
-        if self._phase == END:
+        if self.phase == END:
             return self._end_body()
         if self._failure is not None:
             raise self._failure
-        while self._buffer:
-            payload, self._buffer, whole = self._body.feed(self._buffer)
+        while self.buffer:
+            payload, self.buffer, whole = self._body.feed(self.buffer)
             if whole:
-                self._phase = END
+                self.phase = END
             if payload:
                 return BodyData(payload)
             if whole:
@@ -132,12 +132,12 @@ class MessageParser(ABC):
         return self._end_body()
 
     def _end_body(self) -> EndOfBody:
-        self._phase = DONE
+        self.phase = DONE
         self._body = None
         return END_OF_BODY
 
     def _refuse(self, refused: Refused) -> Refusal:
-        self._phase = REFUSED
-        self._buffer = self._pending = b""
+        self.phase = REFUSED
+        self.buffer = self._pending = b""
         self._body = self._failure = None
         return Refusal(refused.status, refused.message)

@@ -1,0 +1,263 @@
+"""The fast lane: the common request and its common answer, each taken in one step.
+
+In: bytes that just came on a client's connection (`ask`) or on a backend's (`reply`). Out: True when the step was taken whole;
+False: nothing was touched, go the long way. Loop thread only.
+
+What a step leaves behind is what the long way leaves behind: the same `ProxyExchange` and `Call` in the same states, the same
+bytes, metrics and log line. So a retry, a time-out, a client that leaves, an answer in pieces find what they always find, and a
+step may be left to the long way for any reason. The gain is in what is not called: some ninety calls a request otherwise.
+
+| in the lane | on the long way |
+|---|---|
+| one whole request in one read, its head seen before | whatever must be waited for, or read by h11 |
+| chat and completions for a backend, in their own form | translated APIs, engines, pages |
+| no key, nothing asked for by header (`x-laya-*`, an origin) | limits, overrides, timings, CORS |
+| a route that its model name alone decides, without stages | sessions, prefixes, rules of `classify`, redaction, cache |
+| the name goes on as it came | a target with a model name of its own, an engine process |
+| an idle connection to a backend whose breaker is closed | new connections, on-demand backends, half-open breakers |
+| status 200 in one read, its head seen before, not a stream | errors, retries, streams, large answers |
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+from laya.errors import InvalidRequest
+from laya.gateway.exchange import DONE, WAITING
+from laya.gateway.proxy import ProxyExchange
+from laya.gateway.vigil import is_stream
+from laya.log import access_line, who
+from laya.net.answering import JOIN_BELOW
+from laya.net.clock import NEVER
+from laya.net.upstream import IDLE_S, Call
+from laya.schema.fields import READ_ON_LOOP, read_routing
+from laya.wire import parser
+from laya.wire.recall import whole
+from laya.wire.reply import http_date
+
+APIS = frozenset({"chat", "completions"})
+# Of one head: model names with their lanes, and clients' addresses with their part of a log line. Emptied when full: a flood of
+# names costs the long way, not memory.
+MOST_KEPT = 256
+
+new_exchange = ProxyExchange.__new__
+new_call = Call.__new__
+
+
+class Leg:
+    """One target, as requests of one head go there."""
+
+    __slots__ = ("candidate", "name", "pool", "breaker", "patience", "head", "lines", "counted", "who")
+
+    def __init__(self, candidate: Any, head: bytes, route: str, api: str) -> None:
+        backend = candidate.backend_state
+        self.candidate = candidate
+        self.name = backend.name
+        self.pool = backend.pool
+        self.breaker = backend.breaker
+        self.patience = backend.settings.first_byte_timeout_s
+        self.head = head + b"x-request-id: "
+        self.lines = candidate.lines + b"x-request-id: "
+        self.counted = (route, backend.name, api, "ok")
+        self.who: dict[str, bytes] = {}  # by the client's address
+
+
+class Lane:
+    """Requests of one head with one model name. `only`: the route has one target; else the balancer picks among `legs`."""
+
+    __slots__ = ("route", "candidates", "legs", "only")
+
+    def __init__(self, route: Any, candidates: list[Any], legs: dict[Any, Leg]) -> None:
+        self.route = route
+        self.candidates = candidates
+        self.legs = legs
+        self.only = legs[candidates[0]] if len(candidates) == 1 else None
+
+
+def lane_of(gateway: Any, request: Any, plan: Any, name: str) -> Lane | None:
+    """The lane of this head and name; None: they go the long way, for now or for good."""
+    if len(plan.lanes) >= MOST_KEPT:
+        plan.lanes.clear()
+    if plan.error is not None or plan.api not in APIS or plan.key is not None or plan.asks or plan.target is not None:
+        return None
+    if plan.coded or plan.boundary is not None or plan.client or plan.session or plan.cap or not request.keep_alive:
+        return None
+    route = gateway.table.match(name)
+    if route is None or route.staged or route.state is None or route.state.steered:
+        return None
+    candidates = route.state.own.candidates
+    heads = plan.upstream_heads  # of targets that the long way was gone to
+    if not candidates or not all(candidate in heads and _is_plain(candidate) for candidate in candidates):
+        return None
+    legs = {candidate: Leg(candidate, heads[candidate], route.name, plan.api) for candidate in candidates}
+    lane = plan.lanes[name] = Lane(route, candidates, legs)
+    return lane
+
+
+def _is_plain(candidate: Any) -> bool:
+    if candidate.engine is not None or candidate.model is not None or candidate.note:
+        return False
+    backend = candidate.backend_state
+    return not backend.link and not backend.pool.waits
+
+
+def ask(connection: Any, data: bytes) -> bool:
+    """A client's request, written to a backend. `connection` (a ClientConnection) is open, idle, and not paused."""
+    inbound = connection.inbound
+    if inbound.buffer or inbound.phase != parser.HEAD or not inbound.fast or len(data) > READ_ON_LOOP:
+        return False
+    server = connection.server
+    limits = server.limits
+    found = whole(data, limits.request_heads, limits)
+    if found is None:
+        return False
+    request, body, _ = found
+    plan = request.memo.plan
+    gateway = connection.gateway
+    if plan is None or plan.owner is not gateway.table or not body:
+        return False
+    try:
+        fields = read_routing(body)
+    except InvalidRequest:
+        return False
+    name = fields.model
+    if name is None:
+        return False
+    lane = plan.lanes.get(name) or lane_of(gateway, request, plan, name)
+    if lane is None:
+        return False
+    began = perf_counter()
+    leg, candidates = lane.only, lane.candidates
+    if leg is None:
+        candidates = gateway.selection.choose(lane.route, fields)
+        leg = lane.legs[candidates[0]]
+    pool, ledger, length = leg.pool, server.ledger, len(body)
+    upstream = pool.idle[-1] if pool.idle else None
+    if (
+        upstream is None or upstream.gone or upstream.transport.is_closing() or leg.breaker.open_until
+        or ledger.held + length > ledger.limit
+    ):  # fmt: skip
+        if lane.only is None:
+            gateway.selection.turn -= 1  # the long way chooses, and counts it
+        return False
+
+    ledger.held += length
+    connection.held = length
+    connection.in_head = False
+    connection.keep_alive = True
+    connection.head_only = False
+    connection.chunked = True
+    connection.deadline = NEVER
+    inbound.phase = parser.DONE
+    connection.exchange = exchange = new_exchange(ProxyExchange)
+    exchange.gateway = gateway
+    exchange.connection = connection
+    exchange.request = request
+    exchange.body = body
+    exchange.plan = plan
+    exchange.request_id = request_id = plan.request_id or gateway.new_request_id()
+    exchange.began = began
+    exchange.fields = fields
+    exchange.rule = lane.route
+    exchange.route = lane.route.name
+    exchange.targets = candidates
+    exchange.model = name
+    exchange.target = leg.candidate
+    exchange.backend = leg.name
+    exchange.leg = leg
+    exchange.state = WAITING
+
+    pool.idle.pop()
+    pool.inflight += 1
+    exchange.call = call = new_call(Call)
+    call.pool = pool
+    call.listener = exchange
+    call.method = method = request.method
+    call.head = head = b"%b%b\r\ncontent-length: %d\r\n\r\n" % (leg.head, request_id, length)
+    call.body = body
+    call.in_one_step = reply
+    call.connection = upstream
+    upstream.call = call
+    upstream.in_body = False
+    upstream.deadline = pool.clock.now + leg.patience
+    upstream.outbound.expect(method)
+    exchange.sent_at = sent_at = perf_counter()
+    if length < JOIN_BELOW:
+        upstream.transport.write(head + body)
+    else:
+        upstream.transport.writelines((head, body))
+    gateway.telemetry.route.observe(sent_at - began)
+    return True
+
+
+def reply(upstream: Any, call: Any, data: bytes) -> bool:
+    """A backend's answer to `call`, which `ask` made, written to the client. `upstream` is its UpstreamConnection."""
+    exchange, outbound = call.listener, upstream.outbound
+    if type(exchange) is not ProxyExchange or exchange.state is not WAITING:
+        return False
+    leg = exchange.leg
+    if leg.breaker.failures:
+        return False
+    if outbound.buffer or outbound.phase != parser.HEAD or not outbound.fast or upstream.paused:
+        return False
+    limits = leg.pool.limits
+    found = whole(data, limits.response_heads, limits)
+    if found is None:
+        return False
+    response, body, digits = found
+    memo, length = response.memo, len(body)
+    if response.status != 200 or not response.keep_alive or digits is None or length >= JOIN_BELOW or memo.lines is None:
+        return False
+    if memo.is_stream is None:
+        memo.is_stream = is_stream(response)
+    transport, pool, connection, gateway = upstream.transport, leg.pool, exchange.connection, exchange.gateway
+    server, inbound = connection.server, connection.inbound
+    if memo.is_stream or transport.get_write_buffer_size() or transport.is_closing() or pool.waiting or pool.retired:
+        return False
+    if server.draining or inbound.buffer:
+        return False
+
+    now, tick = perf_counter(), pool.clock.now
+    outbound.keep_alive = True
+    outbound.phase = parser.DONE
+    call.done = True
+    upstream.call = None
+    upstream.reused = True
+    upstream.deadline = tick + IDLE_S
+    pool.inflight -= 1
+    pool.idle.append(upstream)
+    request_id = exchange.request_id
+    connection.transport.write(
+        b"HTTP/1.1 200 OK\r\ndate: %b\r\ncontent-length: %d\r\n%b%b%b\r\n\r\n%b"
+        % (http_date(), length, memo.lines, leg.lines, request_id, body)
+    )
+    exchange.first_at = now
+    exchange.status = 200
+    exchange.call = None
+    exchange.state = DONE
+    telemetry = gateway.telemetry
+    telemetry.upstream.observe(now - exchange.sent_at)
+    telemetry.count(leg.counted)
+    log = gateway.log
+    if log.info_on or gateway.watchers:
+        named = leg.who.get(connection.peer) or _named(leg, exchange)
+        line = access_line(request_id, named, 200, "ok", now - exchange.began, None, b"")
+        gateway.recent.append(line)
+        if log.info_on:
+            log.line(line)
+    connection.exchange = None
+    inbound.phase = parser.HEAD
+    inbound.fast = inbound.tries_fast
+    server.ledger.held -= connection.held
+    connection.held = 0
+    connection.deadline = tick + server.settings.keepalive_timeout_s
+    return True
+
+
+def _named(leg: Leg, exchange: ProxyExchange) -> bytes:
+    """The members of the log line that are the same for all requests of this client here."""
+    if len(leg.who) >= MOST_KEPT:
+        leg.who.clear()
+    made = leg.who[exchange.connection.peer] = who(*exchange.named())
+    return made
