@@ -10,6 +10,7 @@ from laya.errors import LayaError, Unavailable
 from laya.gateway.cached import CachedExchange
 from laya.gateway.exchange import JSON_LINE
 from laya.gateway.flight import Flight, events_of
+from laya.gateway.known import Known, KnownBodies
 from laya.gateway.local import SSE_LINES
 from laya.gateway.staged import UNREAD, Staged
 from laya.routing.sessions.hot import HotTable
@@ -33,6 +34,32 @@ class Caching:
         self._any_temperature = settings.any_temperature
         self._flights: dict[tuple, Flight] = {}
         self._read: dict[tuple, Question | None] = {}  # by body and all else that the question depends on
+        self._known = KnownBodies()
+
+    def knows(self, plan, body: bytes) -> bool:
+        """The same bytes came before, and their answer was kept then."""
+        return self._known.get(plan, body) is not None
+
+    def answers(self, connection, request, body: bytes, plan) -> bool:
+        """Whether the request was answered at once: the same bytes came before, and their answer is kept. `connection` is the
+        client's own, or the `Staged` of a key's request."""
+        known = self._known.get(plan, body)
+        if known is None:
+            return False
+        kept = self.cache.find(known.question, self._gateway.now())
+        if kept is None:
+            return False
+        self.cache.hits += 1
+        if not (connection.staged or plan.asks or known.question.stream):
+            known.answer(self._gateway, connection, kept)
+            return True
+        staged = connection if connection.staged else self._gateway.staging.between(connection, request, body, plan)
+        self._tell(self._cached(staged, request, body, plan, known), known.question, kept)
+        return True
+
+    def forget_known(self) -> None:
+        """The rules by which requests were routed hold no longer."""
+        self._known.forget()
 
     def enter(self, staged: Staged, request, body: bytes, plan, fields: RoutingFields, name: str, route, candidates: list, way):
         """(connection, body, fields) to go on with. None: it was answered, waits for a twin, or comes again when it is read."""
@@ -58,7 +85,10 @@ class Caching:
         if question is None:
             staged.cached_as("bypass")
             return staged, body, fields
-        if self._known(staged, request, body, plan, name, route, target, question):
+        known = Known(question, name, route.name, target.name, plan, request.method)
+        if self._is_there(staged, request, body, plan, known):
+            if way is None and self._comes_so_again(staged, request, body, plan, route):
+                self._known.add(plan, body, known)
             return None
         self.cache.misses += 1
         staged.cached_as("miss")
@@ -84,28 +114,46 @@ class Caching:
 
     # -- answers that are there, or on their way -------------------------------------------------------------------------
 
-    def _known(self, staged: Staged, request, body: bytes, plan, name: str, route, target, question: Question) -> bool:
+    def _comes_so_again(self, staged: Staged, request, body: bytes, plan, route) -> bool:
+        """The same bytes under the same plan come here again with the same target."""
+        return (
+            request.memo.kept and staged.body is body
+            and not (plan.coded or route.redact or self._gateway.staging.customs)
+            and len(route.state.own.candidates) == 1
+        )  # fmt: skip
+
+    def _is_there(self, staged: Staged, request, body: bytes, plan, known: Known) -> bool:
         """Whether it is answered without a generation of its own."""
+        question = known.question
         kept = self.cache.find(question, self._gateway.now())
         twin = self._flights.get(_form(question)) if kept is None and question.max_age else None
         if kept is None and (twin is None or not twin.takes_more):
             return False
         self.cache.hits += 1
-        staged.cached_as("hit")
-        exchange = staged.exchange = CachedExchange(
-            self._gateway, staged, request, body, plan, name, route.name, target.name
-        )  # fmt: skip
+        exchange = self._cached(staged, request, body, plan, known)
         if kept is None:
             twin.join(exchange)
-        elif not question.stream:
-            exchange.answer(200, JSON_LINE, kept.body, "ok")
-        elif len(kept.body) <= WORK_ON_LOOP:
-            exchange.tell(SSE_LINES, told_as_stream(plan.api, kept.body, question.wants_count))
+        else:
+            self._tell(exchange, question, kept)
+        return True
+
+    def _cached(self, staged: Staged, request, body: bytes, plan, known: Known) -> CachedExchange:
+        staged.cached_as("hit")
+        exchange = CachedExchange(self._gateway, staged, request, body, plan, known.model, known.route, known.target)
+        staged.exchange = exchange
+        return exchange
+
+    def _tell(self, exchange: CachedExchange, question: Question, kept: Kept) -> None:
+        """A kept answer in the form asked for."""
+        api, body = exchange.plan.api, kept.body
+        if not question.stream:
+            exchange.answer(200, JSON_LINE, body, "ok")
+        elif len(body) <= WORK_ON_LOOP:
+            exchange.tell(SSE_LINES, told_as_stream(api, body, question.wants_count))
         else:
             self._gateway.offload(
-                lambda: told_as_stream(plan.api, kept.body, question.wants_count), lambda data: exchange.tell(SSE_LINES, data)
+                lambda: told_as_stream(api, body, question.wants_count), lambda data: exchange.tell(SSE_LINES, data)
             )
-        return True
 
     # -- filling -------------------------------------------------------------------------------------------------------
 

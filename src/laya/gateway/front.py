@@ -121,6 +121,8 @@ class Gateway:
             if plan.api is None:
                 exchange = connection.exchange = Exchange(self, connection, request, body, plan)
                 self._page(exchange)
+            elif self.staging.caching is not None and self.staging.caching.answers(connection, request, body, plan):
+                return
             elif plan.coded or plan.boundary is not None or len(body) > READ_ON_LOOP:
                 self._read_in_worker(connection, request, body, plan)
             else:

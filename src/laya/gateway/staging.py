@@ -66,7 +66,9 @@ class Staging:
         old, self._stages = self._stages, stages
         if not stages.caches:
             self.caching = None
-        elif self.caching is None or (old.caching, old.backends) != (stages.caching, stages.backends):
+        elif self.caching is not None and (old.caching, old.backends) == (stages.caching, stages.backends):
+            self.caching.forget_known()
+        else:
             self.caching = Caching(self._gateway, stages.caching)
 
     @property

@@ -45,9 +45,10 @@ class Limits:
 class Memo:
     """What the parser's callers derive from a head, kept as long as the parser remembers that head."""
 
-    __slots__ = ("plan", "lines", "is_stream")
+    __slots__ = ("kept", "plan", "lines", "is_stream")
 
     def __init__(self) -> None:
+        self.kept = False  # the parser does remember it: the next message with this head has this memo
         self.plan: Any = None  # of a request: the gateway's
         self.lines: bytes | None = None  # of a response: its header lines as they are passed on
         self.is_stream: bool | None = None  # of a response: its body is server-sent events

@@ -46,6 +46,7 @@ def _remember(memo: dict, key: bytes, message) -> None:
     if len(memo) >= HEADS_KEPT:
         memo.clear()
     memo[key] = message
+    message.memo.kept = True
 
 
 def read_request(buffer: bytes, head_end: int, limits: Limits) -> Request | None:
