@@ -9,11 +9,14 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from laya.gateway import known
+from laya.gateway.caching import Caching
 from laya.gateway.known import KnownBodies
+from laya.gateway.staged import UNREAD
 from raw import post, read_response, read_stream
 from scripted_upstream import ScriptedUpstream, answer, completion, stream
 from server import Laya, running
@@ -377,3 +380,21 @@ def test_a_flood_of_questions_costs_the_long_way_and_not_memory():
     assert bodies.get(plan, b"x" * (known.LONGEST + 1)) is None
     bodies.forget()
     assert bodies.get(plan, b"%0100d" % (3 * count - 1)) is None
+
+
+class Long(bytes):
+    """What must not be looked up on the loop: to hash 31 MB takes it 20 ms."""
+
+    __hash__ = None
+
+
+def test_a_long_question_is_looked_up_nowhere_before_the_worker_has_read_it():
+    parked = []
+    gateway = SimpleNamespace(park=lambda *given: parked.append(given))
+    caching = Caching(gateway, SimpleNamespace(max_bytes=1 << 20, ttl_s=1, any_temperature=False))
+    plan, request = SimpleNamespace(key=None, api="chat", path=b"/"), SimpleNamespace(query=b"", fields={})
+    body, target = Long(b"x" * (known.LONGEST + 1)), SimpleNamespace(name="up", model=None)
+    caching._known.add(plan_of := object(), b"short", object())
+    assert not caching.knows(plan_of, body) and caching.knows(plan_of, b"short")
+    staged = SimpleNamespace(question=UNREAD)
+    assert caching.enter(staged, request, body, plan, None, "m", None, [target], None) is None and len(parked) == 1

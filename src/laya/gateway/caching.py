@@ -70,17 +70,10 @@ class Caching:
                 body, plan.api, key.name if key is not None else "", plan.path, request.query, target.name,
                 target.model or name, request.fields.get(b"cache-control"),
             )  # fmt: skip
-            question = self._read.get(asked, UNREAD)
-            if question is UNREAD:
-                if len(body) > WORK_ON_LOOP:
-                    self._read_in_worker(staged, asked, (staged, request, body, plan, fields, name, route, candidates, way))
-                    return None
-                question = self._question(asked)
-                if len(body) <= MET_BYTES:
-                    if len(self._read) >= MET:
-                        self._read.clear()
-                    self._read[asked] = question
-            staged.question = question
+            if len(body) > WORK_ON_LOOP:
+                self._read_in_worker(staged, asked, (staged, request, body, plan, fields, name, route, candidates, way))
+                return None
+            staged.question = self._question(asked) if len(body) > MET_BYTES else self._question_met(asked)
         question = staged.question
         if question is None:
             staged.cached_as("bypass")
@@ -96,6 +89,16 @@ class Caching:
         return flight, question.body, RoutingFields(fields.model, fields.stream, question.body, None)
 
     # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _question_met(self, asked: tuple) -> Question | None:
+        """Of a short body: to look up a long one takes a millisecond for a megabyte."""
+        question = self._read.get(asked, UNREAD)
+        if question is UNREAD:
+            question = self._question(asked)
+            if len(self._read) >= MET:
+                self._read.clear()
+            self._read[asked] = question
+        return question
 
     def _question(self, asked: tuple) -> Question | None:
         """Any thread."""
