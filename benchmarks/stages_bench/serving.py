@@ -177,15 +177,22 @@ def _stall(router: Router) -> float:
 def off_checks_ns() -> float:
     """Nanoseconds of the questions that a request of a route without stages is asked, on the objects that are asked: the rest
     of its way is the same code as without any stage."""
+    from laya.gateway.front import Gateway
     from laya.gateway.plan import HeadPlan
+    from laya.gateway.staging import Staging
     from laya.net.connection import ClientConnection
     from laya.routing.table import Route
 
     plan = HeadPlan.__new__(HeadPlan)
     plan.key = None
     connection = ClientConnection.__new__(ClientConnection)
-    names = {"route": Route("r", (), redact=False, cache=False), "plan": plan, "connection": connection}
-    asked = "plan.key is not None\nroute.staged or connection.staged\nroute.cache\nconnection.staged\nconnection.staged"
+    gateway, staging = Gateway.__new__(Gateway), Staging.__new__(Staging)
+    gateway.staging, staging.caching = staging, None
+    names = {"route": Route("r", (), redact=False, cache=False), "plan": plan, "connection": connection, "gateway": gateway}
+    asked = (
+        "gateway.staging.caching is not None\nplan.key is not None\ngateway.staging.caching is not None\n"
+        "route.staged or connection.staged\nroute.cache\nconnection.staged\nconnection.staged"
+    )
     rounds = 200_000
     loop = min(timeit("pass", number=rounds) for _ in range(5))
     return max(0.0, min(timeit(asked, globals=names, number=rounds) for _ in range(5)) - loop) / rounds * 1e9
