@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import pytest
 
 from laya.engine.prepare import Job, PreparationWorker, PromptLimits, encode, longest_token_bytes, prepare
@@ -16,7 +17,7 @@ TOKENIZER = FakeTokenizer()
 
 
 def limits(window: int = 100, cap: int | None = None) -> PromptLimits:
-    return PromptLimits(window=window, max_prompt_tokens=cap, longest_token_bytes=longest_token_bytes(TOKENIZER))
+    return PromptLimits(window=window, max_prompt_tokens=cap, longest_token_bytes=longest_token_bytes(TOKENIZER), vocab_size=1 << 20)
 
 
 def prepared(prompt, *, window: int = 100, cap: int | None = None, key_cap: int | None = None, tokenizer=TOKENIZER, **sampling):
@@ -206,3 +207,12 @@ def test_a_closed_worker_answers_what_is_queued():
     assert isinstance(box.results[1], Unavailable)
     with pytest.raises(Unavailable):
         box.submit(lambda: None)
+
+
+@pytest.mark.parametrize("prompt", ["x" * 5, [7, VOCAB - 1]])
+def test_a_token_that_the_models_table_lacks_is_refused_before_it_fails_a_step_for_everybody(prompt):
+    """Tokenizers with more words than the model has rows: a word was added and the model left as it was."""
+    smaller = msgspec.structs.replace(limits(), vocab_size=min(TOKENIZER.encode("x")[0], VOCAB - 1))
+    request = GenerationRequest(id="r", prompt=prompt, sampling=SamplingParams())
+    with pytest.raises(InvalidRequest, match=str(smaller.vocab_size - isinstance(prompt, list))):
+        prepare(request, TOKENIZER, smaller)

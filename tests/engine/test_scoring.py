@@ -50,7 +50,7 @@ def decide(engine: Engine, prompt_ids: list[int], options: tuple[str, ...]) -> C
     request = GenerationRequest(
         id=f"d{len(engine.clients)}", prompt=prompt_ids, sampling=SamplingParams(temperature=0.0, max_tokens=0), options=options
     )  # fmt: skip
-    limits = PromptLimits(window=engine.runner.max_seq_len, max_prompt_tokens=None, longest_token_bytes=8)
+    limits = PromptLimits(window=engine.runner.max_seq_len, max_prompt_tokens=None, longest_token_bytes=8, vocab_size=1 << 20)
     prepared = prepare(request, engine.tokenizer, limits)
     client = Client()
     engine.admission.reserve(1)

@@ -105,7 +105,7 @@ class Driven(Engine):
         return self._enter(GenerationRequest(id="d", prompt=ids, sampling=params, options=options))
 
     def _enter(self, request: GenerationRequest) -> Client:
-        limits = PromptLimits(window=WINDOW, max_prompt_tokens=None, longest_token_bytes=8)
+        limits = PromptLimits(window=WINDOW, max_prompt_tokens=None, longest_token_bytes=8, vocab_size=1 << 20)
         client = Client()
         self.admission.reserve(request.sampling.n)
         client.offer = Offer(prepare(request, self.tokenizer, limits), client, self.clock())

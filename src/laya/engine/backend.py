@@ -285,6 +285,7 @@ class EngineBackend:
                 window=window,
                 max_prompt_tokens=self.settings.max_prompt_tokens,
                 longest_token_bytes=longest_token_bytes(tokenizer),
+                vocab_size=runner.vocab_size,
             )
             loop = EngineLoop(
                 runner=runner, tokenizer=tokenizer, settings=self.settings, admission=self._admission,

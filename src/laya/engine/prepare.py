@@ -35,6 +35,7 @@ class PromptLimits(msgspec.Struct, frozen=True, kw_only=True):
     window: int
     max_prompt_tokens: int | None
     longest_token_bytes: int
+    vocab_size: int  # of the model; its tokenizer may know more words, which it cannot read
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +79,7 @@ def prepare(
         raise InvalidRequest(f"{outside} is not a token of this model.", param="stop_token_ids")
     param = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
     prompt_ids = encode(request.prompt, tokenizer, limits) or _stand_in(tokenizer, param)
+    _insist_on_rows(prompt_ids, tokenizer, limits, param)
     count = len(prompt_ids)
     if count >= limits.window:
         raise _too_long(limits.window, f"{count} tokens", param)
@@ -86,7 +88,7 @@ def prepare(
         raise ContextLengthExceeded(
             f"Prompts are limited to {min(caps)} tokens here, however the prompt is {count} tokens.", param=param
         )
-    options = _option_paths(request, tokenizer, limits.window - count, param) if request.options else None
+    options = _option_paths(request, tokenizer, limits, limits.window - count, param) if request.options else None
     room = limits.window - count if options is None else 0
     text = request.prompt if isinstance(request.prompt, str) else None
     if isinstance(request.prompt, list):
@@ -101,8 +103,21 @@ def prepare(
     )
 
 
-def _option_paths(request: GenerationRequest, tokenizer: Tokenizer, room: int, param: str) -> OptionPaths:
+def _insist_on_rows(ids: list[int], tokenizer: Tokenizer, limits: PromptLimits, param: str) -> None:
+    """A token that the model's table lacks would fail the step, and everybody's requests in it."""
+    if tokenizer.vocab_size <= limits.vocab_size:
+        return
+    last = max(ids, default=0)
+    if last >= limits.vocab_size:
+        raise InvalidRequest(f"The prompt holds token {last}, and this model knows those below {limits.vocab_size}.", param=param)
+
+
+def _option_paths(
+    request: GenerationRequest, tokenizer: Tokenizer, limits: PromptLimits, room: int, param: str
+) -> OptionPaths:  # fmt: skip
     ids = [tokenizer.encode(option, add_special=False) for option in request.options]
+    for option in ids:
+        _insist_on_rows(option, tokenizer, limits, param)
     paths = OptionPaths(ids, min(tokenizer.eos_token_ids, default=None))
     if paths.longest >= room:
         raise ContextLengthExceeded(
@@ -116,7 +131,7 @@ def encode(
 ) -> list[int]:  # fmt: skip
     """Token ids of a prompt, or the given ones checked. Raises InvalidRequest."""
     if isinstance(prompt, list):
-        size = tokenizer.vocab_size
+        size = min(tokenizer.vocab_size, limits.vocab_size)
         for i, token in enumerate(prompt):
             if type(token) is not int or not 0 <= token < size:
                 raise InvalidRequest(f"Token ids of this model are integers from 0 to {size - 1}.", param=f"prompt[{i}]")

@@ -38,10 +38,13 @@ class ModelTokenizer:
         self._tool_forms = {name: ToolForm(text) for name, text in source.templates.items()}
         self.chat_style = style_of(source.template_for_tools)
         self._add_bos = source.add_bos
-        self.bos_token_id = source.bos_token_id
-        self.eos_token_ids = source.eos_token_ids
         self.has_chat_template = "default" in self._templates
-        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        # Added words may leave a gap behind the vocabulary, which its size does not count.
+        last_added = max(self._tokenizer.get_added_tokens_decoder(), default=-1)
+        self.vocab_size = max(self._tokenizer.get_vocab_size(with_added_tokens=True), last_added + 1)
+        words = range(self.vocab_size)
+        self.bos_token_id = source.bos_token_id if source.bos_token_id in words else None
+        self.eos_token_ids = frozenset(token for token in source.eos_token_ids if token in words)
         self._bytes: list[bytes | None] = [None] * self.vocab_size
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
@@ -97,9 +100,9 @@ def _from_json(directory: str) -> Pipeline:
     path = os.path.join(directory, "tokenizer.json")
     if not os.path.exists(path):
         raise BrokenModel(f"{directory}: no tokenizer.json")
-    with open(path, encoding="utf-8") as file:
-        text = file.read()
     try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
         tokenizer = Tokenizer.from_str(text)
     except (AttributeError, TypeError, ImportError):
         raise  # the package is at fault, not the file

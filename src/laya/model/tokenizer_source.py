@@ -6,6 +6,7 @@ In: `Checkpoint.tokenizer`. Out: `TokenizerSource`, read by `tokenizer.py` and `
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -74,6 +75,13 @@ def _from_gguf(fields: Mapping[str, Any]) -> TokenizerSource:
 
 
 def _from_directory(directory: str) -> TokenizerSource:
+    try:
+        return _described_in(directory)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # another kind of value than the files have there
+        raise BrokenModel(f"{directory}: the tokenizer's settings cannot be read: {error!r}") from error
+
+
+def _described_in(directory: str) -> TokenizerSource:
     config = _json(directory, "tokenizer_config.json")
     words = {
         name: word if isinstance(word, str) else word["content"]
@@ -83,11 +91,13 @@ def _from_directory(directory: str) -> TokenizerSource:
     model, generation = _json(directory, "config.json"), _json(directory, "generation_config.json")
     ends: set[int] = set()
     for value in (generation.get("eos_token_id"), model.get("eos_token_id")):
-        ends.update(value if isinstance(value, list) else [] if value is None else [value])
+        ends.update(map(operator.index, value if isinstance(value, list) else [] if value is None else [value]))
     bos = generation.get("bos_token_id", model.get("bos_token_id"))
+    if isinstance(bos, list):
+        bos = bos[0] if bos else None
     return TokenizerSource(
-        directory=directory, templates=_templates(directory, config), bos_token_id=bos, eos_token_ids=frozenset(ends),
-        special_words=words,
+        directory=directory, templates=_templates(directory, config), eos_token_ids=frozenset(ends), special_words=words,
+        bos_token_id=None if bos is None else operator.index(bos),
     )  # fmt: skip
 
 

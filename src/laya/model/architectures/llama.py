@@ -11,6 +11,8 @@ from typing import Any
 from laya.model.architectures.rope import rope_from_gguf, rope_from_hf
 from laya.model.spec import BrokenModel, ModelSpec, UnsupportedModel
 
+MOST_LAYERS = 4096  # thirty times the deepest there is
+
 
 def from_gguf(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> ModelSpec:
     # Files of this architecture hold q and k rows paired (0,1),(2,3)..: the converter permuted them.
@@ -35,7 +37,7 @@ def shared_from_gguf(arch: str, fields: Mapping[str, Any], shapes: Mapping[str, 
     factors = fields.get("rope_freqs.weight")  # put among the fields by the format's reader when the tensor is there
     return {
         "architecture": arch,
-        "layers": int(_need(fields, f"{arch}.block_count")),
+        "layers": _layers(_need(fields, f"{arch}.block_count")),
         "hidden": hidden,
         "intermediate": int(_need(fields, f"{arch}.feed_forward_length")),
         "heads": heads,
@@ -55,7 +57,7 @@ def shared_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     head_dim = int(config.get("head_dim") or hidden // heads)
     return {
         "architecture": str(config.get("model_type", "llama")),
-        "layers": int(_need(config, "num_hidden_layers")),
+        "layers": _layers(_need(config, "num_hidden_layers")),
         "hidden": hidden,
         "intermediate": int(_need(config, "intermediate_size")),
         "heads": heads,
@@ -67,6 +69,13 @@ def shared_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "rope": rope_from_hf(config, head_dim=head_dim),
         "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
     }
+
+
+def _layers(number: Any) -> int:
+    """Read first: loops over layers follow."""
+    if not 1 <= int(number) <= MOST_LAYERS:
+        raise BrokenModel(f"the model's header says {number} layers")
+    return int(number)
 
 
 def _need(fields: Mapping[str, Any], key: str) -> Any:

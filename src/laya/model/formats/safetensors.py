@@ -7,11 +7,13 @@ refused by name.
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections import Counter
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from laya.model.architectures import spec_from_hf
@@ -23,6 +25,16 @@ ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4}  # I32: the words of AWQ
 _Mapped = tuple[str, tuple[int, ...], np.ndarray]  # type, shape, raw uint8 rows
 
 MAX_HEADER_BYTES = 100 << 20  # the format's own limit
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Entry(msgspec.Struct):
+    """A tensor in a file's header. Offsets are counted from the header's end."""
+
+    dtype: str
+    shape: tuple[_Size, ...]
+    data_offsets: tuple[_Size, _Size]
+
 
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm.weight", "q": "self_attn.q_proj.weight", "k": "self_attn.k_proj.weight",
@@ -73,6 +85,8 @@ def _awq_group(directory: str, config: dict[str, Any] | None) -> int | None:
     """How many numbers share a scale, or None for plain weights. Raises UnsupportedModel for any other quantisation."""
     if not config:
         return None
+    if not isinstance(config, dict):
+        raise BrokenModel(f"{directory}: the quantisation in config.json cannot be read")
     method = config.get("quant_method", "unnamed")
     if method != "awq":
         raise UnsupportedModel(
@@ -102,29 +116,31 @@ def _map_tensors(directory: str) -> dict[str, _Mapped]:
         header, start = _read_header(path)
         data = np.memmap(path, mode="r", dtype=np.uint8)
         for name, entry in header.items():
-            if name != "__metadata__":
-                found[name] = _tensor(path, name, entry, data, start)
+            found[name] = _tensor(path, name, entry, data, start)
     return found
 
 
-def _read_header(path: str) -> tuple[dict[str, Any], int]:
+def _read_header(path: str) -> tuple[dict[str, _Entry], int]:
+    """The tensors and where their bytes begin."""
     with open(path, "rb") as file:
         prefix = file.read(8)
         size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES + 1
         if size > MAX_HEADER_BYTES:
             raise BrokenModel(f"{path}: not a safetensors file")
         try:
-            return json.loads(file.read(size)), 8 + size
-        except ValueError as error:
-            raise BrokenModel(f"{path}: the safetensors header is cut short or damaged") from error
+            raw = msgspec.json.decode(file.read(size), type=dict[str, msgspec.Raw])
+            entries = {n: msgspec.json.decode(entry, type=_Entry) for n, entry in raw.items() if n != "__metadata__"}
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BrokenModel(f"{path}: the safetensors header is cut short or damaged: {error}") from error
+        return entries, 8 + size
 
 
-def _tensor(path: str, name: str, entry: dict[str, Any], data: np.ndarray, start: int) -> _Mapped:
-    kind, shape = entry["dtype"], tuple(entry["shape"])
+def _tensor(path: str, name: str, entry: _Entry, data: np.ndarray, start: int) -> _Mapped:
+    kind, shape = entry.dtype, entry.shape or (1,)
     if kind not in ITEM_BYTES:
         raise UnsupportedModel(f"{path}: tensor {name!r} is of type {kind}; known: {', '.join(ITEM_BYTES)}")
-    first, last = (start + offset for offset in entry["data_offsets"])
-    row_bytes = ITEM_BYTES[kind] * int(np.prod(shape[1:]))
+    first, last = (start + offset for offset in entry.data_offsets)
+    row_bytes = ITEM_BYTES[kind] * math.prod(shape[1:])
     if last > data.shape[0] or last - first != row_bytes * shape[0]:
         raise BrokenModel(f"{path}: tensor {name!r} does not lie within the file")
     return kind, shape, data[first:last].reshape(shape[0], row_bytes)
@@ -133,6 +149,9 @@ def _tensor(path: str, name: str, entry: dict[str, Any], data: np.ndarray, start
 def _read_json(path: str) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
-            return json.load(file)
-    except (OSError, ValueError) as error:
+            config = json.load(file)
+    except (OSError, ValueError, RecursionError) as error:
         raise BrokenModel(f"{path}: cannot be read as JSON") from error
+    if not isinstance(config, dict):
+        raise BrokenModel(f"{path}: holds no JSON object")
+    return config

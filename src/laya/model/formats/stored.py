@@ -6,6 +6,7 @@ file, so a model is never held twice.
 
 from __future__ import annotations
 
+import functools
 import mmap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -125,7 +126,7 @@ def collect(
     path: str, spec: ModelSpec, lookup: Callable[[str], StoredTensor | None], *, needs_interleaving: bool
 ) -> dict[str, StoredTensor]:
     """Find every tensor by its own name, check shapes, and bring q/k rows into interleaved order."""
-    order = {heads: _interleaving(heads, spec.head_dim) for heads in (1, spec.heads, spec.kv_heads)}
+    order = functools.cache(functools.partial(_interleaving, head_dim=spec.head_dim))  # made when a shape has proved its size
     heads_of = {"q": spec.heads, "q_bias": spec.heads, "k": spec.kv_heads, "k_bias": spec.kv_heads, "q_norm": 1, "k_norm": 1}
     found = {}
     for name, shape in names_for(spec).items():
@@ -135,7 +136,7 @@ def collect(
         if tensor.shape != shape:
             raise BrokenModel(f"{path}: tensor {tensor.name!r} has shape {tensor.shape}, expected {shape}")
         heads = heads_of.get(name.rsplit(".", 1)[-1])
-        found[name] = tensor.reordered(order[heads]) if heads is not None and needs_interleaving else tensor
+        found[name] = tensor.reordered(order(heads)) if heads is not None and needs_interleaving else tensor
     return found
 
 
