@@ -107,9 +107,9 @@ def _insist_on_rows(ids: list[int], tokenizer: Tokenizer, limits: PromptLimits, 
     """A token that the model's table lacks would fail the step, and everybody's requests in it."""
     if tokenizer.vocab_size <= limits.vocab_size:
         return
-    last = max(ids, default=0)
-    if last >= limits.vocab_size:
-        raise InvalidRequest(f"The prompt holds token {last}, and this model knows those below {limits.vocab_size}.", param=param)
+    last, size = max(ids, default=0), limits.vocab_size
+    if last >= size:
+        raise InvalidRequest(f"The prompt holds token {last}, and this model knows those below {size}.", param=param)
 
 
 def _option_paths(
