@@ -329,3 +329,30 @@ def test_a_reload_that_changes_a_backend_forgets_its_answers(upstream, tmp_path)
         laya.path.write_text(json.dumps({**text, **config}))
         assert laya.wait_for(lambda: laya.metric("laya_config_reloads_total") == 2)
         assert chat(laya, body)[0] == "miss"
+
+
+FAULTY = """
+import runpy
+from laya.gateway.proxy import ProxyExchange
+
+def on_tick(self, now):
+    raise RuntimeError("a mistake")
+
+ProxyExchange.on_tick = on_tick
+runpy.run_module("laya", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_mistake_of_ours_is_a_clean_500_also_behind_the_stages(upstream, tmp_path, cache):
+    upstream.script = lambda asked: [Sleep(3), answer(completion("late"))]
+    config = {
+        "auth": {"keys": [{"name": "one", "key": "key-of-one"}]},
+        "backends": {"up": {"url": upstream.url, "health": None}},
+        "routes": [{"match": "*", "to": "up", "cache": cache}],
+    }
+    with running(config, tmp_path, program=("-c", FAULTY)) as laya:
+        status, body, _ = laya.call("POST", "/v1/chat/completions", ask(), {"x-api-key": "key-of-one"})
+        assert status == 500 and json.loads(body)["error"]["type"] == "server_error", body
+        assert laya.wait_for(lambda: laya.events("fault"))
+        assert laya.metric("laya_requests_total", outcome="upstream_error") == 1

@@ -127,6 +127,7 @@ def told(up, directory, program, more: dict, body: bytes, extra: bytes) -> tuple
                 else:
                     status, headers, raw = read_response(sock)
                     heard.append(CHANGING.sub(b"", repr((status, list(headers.items()), raw)).encode()))
+        assert laya.wait_for(lambda: len(laya.events("request")) == 4)
         lines = [
             {name: value for name, value in line.items() if name not in ("time", "id", "seconds")} for line in laya.events("request")
         ]
@@ -398,3 +399,22 @@ def test_a_long_question_is_looked_up_nowhere_before_the_worker_has_read_it():
     assert not caching.knows(plan_of, body) and caching.knows(plan_of, b"short")
     staged = SimpleNamespace(question=UNREAD)
     assert caching.enter(staged, request, body, plan, None, "m", None, [target], None) is None and len(parked) == 1
+
+
+# -- together with a key's cap -------------------------------------------------------------------------------------------
+
+
+def test_a_keys_cap_on_prompts_holds_on_a_route_with_a_cache(up, tmp_path):
+    """Also for what would be answered from it, the short way and the long one."""
+    keys = [{"name": "capped", "key": "key-of-capped", "max_prompt_tokens": 50}, {"name": "free", "key": "key-of-free"}]
+    with running(config(up, auth={"keys": keys}), tmp_path, program=ON) as laya, laya.connect() as sock:
+        body = question()
+        assert [ask(sock, body, KEY % b"capped")[1] for _ in range(4)] == [b"miss", b"hit", b"hit", b"hit"]
+        assert ways(laya, 4) == [False, False, True, True]
+        long = question("much " * 400)
+        warm(sock, long, KEY % b"free")
+        assert [ask(sock, long, KEY % b"capped") for _ in range(3)] == [(400, None)] * 3
+        assert ask(sock, long, KEY % b"free") == (200, b"hit")
+        reload(laya, auth={"keys": [keys[0], {**keys[1], "max_prompt_tokens": 50}]})
+        assert [ask(sock, long, KEY % b"free") for _ in range(2)] == [(400, None)] * 2
+    assert len(up.asked) == 2

@@ -66,6 +66,10 @@ class Between:
     def shut_down(self, error: LayaError) -> None:
         self.end_with(error)
 
+    def on_fault(self, fault: Exception) -> None:
+        """A mistake of ours while this request was served."""
+        self.end_with(self.gateway.fault(fault))
+
     def end_with(self, error: LayaError) -> None:
         if self.exchange is None:
             self.exchange = Exchange(self.gateway, self, self.request, self.body, self.plan)

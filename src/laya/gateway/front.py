@@ -216,14 +216,14 @@ class Gateway:
         """Give the request to the first candidate; `way` is what steering adds."""
         if plan.api in PICKED:
             candidates = offering(self, plan.api, name, candidates)
+        if connection.staged and candidates[0].engine is None:
+            self.staging.check_prompt(connection, plan.key)
         if route.cache and self.staging.caching is not None:
             way_on = self.staging.caching.enter(connection, request, body, plan, fields, name, route, candidates, way)
             if way_on is None:
                 return
             connection, body, fields = way_on
         best = candidates[0]
-        if connection.staged and best.engine is None:
-            self.staging.check_prompt(connection, plan.key)
         exchange: Any
         if best.engine is not None:
             exchange = LOCAL_KINDS.get(plan.api, LocalExchange)(self, connection, request, body, plan, route, best)

@@ -52,14 +52,17 @@ class Known:
         began, plan = perf_counter(), self._plan
         request_id = plan.request_id or gateway.new_request_id()
         connection.send(200, (self._lines or self._made_lines()) % request_id, kept.body)
-        gateway.telemetry.count(self._counted)
-        log = gateway.log
-        if log.info_on or gateway.watchers:
-            named = self._who.get(connection.peer) or self._named(connection.peer)
-            line = access_line(request_id, named, 200, "ok", perf_counter() - began, None, HIT_NOTE)
-            gateway.recent.append(line)
-            if log.info_on:
-                log.line(line)
+        try:
+            gateway.telemetry.count(self._counted)
+            log = gateway.log
+            if log.info_on or gateway.watchers:
+                named = self._who.get(connection.peer) or self._named(connection.peer)
+                line = access_line(request_id, named, 200, "ok", perf_counter() - began, None, HIT_NOTE)
+                gateway.recent.append(line)
+                if log.info_on:
+                    log.line(line)
+        except Exception as fault:  # the answer was given: no second one
+            gateway.fault(fault)
         connection.done()
 
     def _made_lines(self) -> bytes:
