@@ -11,10 +11,10 @@ PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --constraint con
 MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 GEMMA := models/gemma-3-270m-q4_k_m.gguf
 BENCHMARKS := $(sort $(filter-out %/__init__.py,$(wildcard benchmarks/*.py)))
-PACKAGING := setup.cfg setup.py pyproject.toml constraints.txt $(wildcard src/laya/model/native/*)
+PACKAGING := setup.cfg setup.py pyproject.toml constraints.txt $(wildcard src/laya/*/native/*)
 
 .NOTPARALLEL:
-.PHONY: help install dev model gemma run test check docs bench fuzz binary binary-router compiled clean
+.PHONY: help install dev model gemma run test check docs bench fuzz binary binary-router clean
 
 help:
 	@echo "make run      set up, bring the default model, serve on 127.0.0.1:8000"
@@ -28,7 +28,6 @@ help:
 	@echo "make fuzz     compare the HTTP parsers on random input"
 	@echo "make binary         one executable, dist/laya: router, engine and the default model (some 370 MB)"
 	@echo "make binary-router  dist/laya-router: the router alone (some 16 MB)"
-	@echo "make compiled the data plane as C extensions, under build/compiled, tested"
 	@echo "make clean    remove environments, caches and builds; models stay"
 
 install: $(VENV)/.installed
@@ -70,15 +69,6 @@ binary-router: $(VENV)/.installed-binary
 	rm -rf build/router
 	LAYA_BINARY=router $(VENV)/bin/pyinstaller --noconfirm --log-level WARN --distpath dist --workpath build/router packaging/laya.spec
 	@ls -l dist/laya-router
-
-# A copy of the tree whose data plane is compiled; its parser is fuzzed and its tests are run as they stand there.
-compiled: $(VENV)/.installed-dev
-	$(PIP_INSTALL) mypy
-	rm -rf build/compiled && mkdir -p build/compiled
-	cp -r src tests tools benchmarks docs setup.py setup.cfg pyproject.toml README.md LICENSE constraints.txt laya.yaml build/compiled
-	ln -s ../../models build/compiled/models
-	cd build/compiled && LAYA_COMPILE=1 $(abspath $(PY)) setup.py -q build_ext --inplace
-	cd build/compiled && $(abspath $(PY)) -m pytest tests/wire tests/net tests/gateway
 
 clean:
 	rm -rf .venv .venv-ci build dist src/*.egg-info .pytest_cache .hypothesis .ruff_cache

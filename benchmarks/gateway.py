@@ -36,7 +36,7 @@ SLOW_NEEDS_S = 25.0  # for its loads in the quick form
 SLOW_SECONDS = 3  # of one closed-loop run of it at least: with 64 connections its first answers take a second
 STARTS_AGAIN_BELOW_S = 5.0  # a start that took longer is measured once
 CROSS_CHECK = 8  # connections of the comparison with hey
-NAMES = ("straight", "nginx", "nginx+log", "laya", "laya-log", figures.COMPILED, "vllm-router", "smg", SLOW)
+NAMES = ("straight", "nginx", "nginx+log", "laya", "laya-log", systems.IN_PYTHON, "vllm-router", "smg", SLOW)
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ class Bench:
 
     def _launch(self, name: str, port: int) -> systems.Launch | None:
         common = (port, self._stub.port, self._directory)
-        if name == figures.COMPILED:
-            return systems.laya_compiled(*common)
+        if name == systems.IN_PYTHON:
+            return systems.laya_in_python(*common)
         if name.startswith("laya"):
             return systems.laya(*common, "info" if name == "laya" else "warning")
         if name.startswith("nginx"):
@@ -216,7 +216,6 @@ class Bench:
         return {
             "method": self.extent.method(), "wrk": wrk.version(), "systems": self.told, "skipped": self.skipped,
             "figures": found, "runs": self.runs, "ratios": figures.ratios(found, self.told),
-            "ratios_compiled": figures.ratios(found, self.told, figures.COMPILED) if figures.COMPILED in self.told else None,
         }  # fmt: skip
 
 

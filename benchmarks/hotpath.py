@@ -23,7 +23,7 @@ from gateway_bench.figures import number, table  # noqa: E402
 from gateway_bench.inprocess import Path, measured  # noqa: E402
 from gateway_bench.tricks import FEATURES, TRICKS, Switch  # noqa: E402
 from laya.log import access_line, who  # noqa: E402
-from laya.net.server import COMPILED  # noqa: E402
+from laya.net.lane import IN_C  # noqa: E402
 from laya.schema import fields  # noqa: E402
 from laya.schema.codec import decode_members  # noqa: E402
 from laya.schema.openai import decode_chat  # noqa: E402
@@ -117,7 +117,7 @@ def parts(path: Path, rounds: int) -> dict[str, float]:
 
 def measure(path: Path, rounds: int) -> dict:
     path.forward(SMALL_BYTES)
-    result: dict = {"compiled": COMPILED}
+    result: dict = {"lane": "c" if IN_C else "python"}
     result["request_us"] = {name: least(lambda s=size: path.forward(s), rounds) for name, size in SIZES.items()}
     runs = {name: [path.stages(size) for _ in range(rounds)] for name, size in SIZES.items()}
     result["stages_us"] = {
@@ -146,8 +146,8 @@ def render(result: dict) -> str:
     tricks += [[name, *_pair(told), number(told["off_us"] - told["on_us"])] for name, told in result["tricks"].items()]
     features = [["feature", "request with it, us", "without, us", "costs, us"]]
     features += [[name, *_pair(told), number(told["on_us"] - told["off_us"])] for name, told in result["features"].items()]
-    kind = "; data plane compiled (tricks inside it cannot be switched off)" if result["compiled"] else ""
-    heading = f"{about['cpu']}, {about['cores']} cores, Python {about['python']}; load before: {about['load_before']}{kind}"
+    where = f"{about['cpu']}, {about['cores']} cores, Python {about['python']}"
+    heading = f"{where}; load before: {about['load_before']}; lane in {result['lane']}"
     return "\n\n".join([heading, *map(table, (rows, pieces, tricks, features))])
 
 

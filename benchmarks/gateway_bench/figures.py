@@ -35,7 +35,6 @@ TARGETS: dict[str, tuple[str, float]] = {
 }
 BASE = "straight"
 US = "laya"
-COMPILED = "laya-compiled"
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

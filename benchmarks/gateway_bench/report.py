@@ -28,8 +28,6 @@ def render(result: dict) -> str:
     parts.append("Systems\n" + _systems(result["systems"]))
     parts += [_point(point, systems) for point, systems in result["figures"].items()]
     parts.append("Ratios\n" + _ratios(result["ratios"]))
-    if result.get("ratios_compiled"):
-        parts.append("Ratios of laya-compiled\n" + _ratios(result["ratios_compiled"]))
     return "\n\n".join(parts)
 
 

@@ -19,7 +19,13 @@ from gateway_bench.bodies import MODEL
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-COMPILED = ROOT / "build" / "compiled" / "src"
+IN_PYTHON = "laya-python"
+# Started so, Laya finds none of its parts in C.
+WITHOUT_C = """
+import runpy, sys
+sys.modules.update(dict.fromkeys(["laya.net.native_lane", "laya.wire.native_whole", "laya.schema.native_routing"]))
+runpy.run_module("laya", run_name="__main__", alter_sys=True)
+"""
 RULES = 100  # routing rules in Laya's table beside the one that matches: a table of some size is the normal case
 
 
@@ -40,17 +46,16 @@ def find(program: str, peers: Path | None) -> str | None:
     return shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 
 
-def laya(port: int, stub_port: int, directory: Path, log_level: str, source: Path = ROOT / "src") -> Launch:
+def laya(port: int, stub_port: int, directory: Path, log_level: str, program: tuple[str, ...] = ("-m", "laya")) -> Launch:
     path = directory / f"laya-{port}.yaml"
     path.write_text(json.dumps(laya_config(port, stub_port, log_level)))  # JSON is YAML
-    command = [sys.executable, "-m", "laya", "router", "--config", str(path)]
-    return Launch(command, _laya_version(), {"PYTHONPATH": str(source)})
+    command = [sys.executable, *program, "router", "--config", str(path)]
+    return Launch(command, _laya_version(), {"PYTHONPATH": str(ROOT / "src")})
 
 
-def laya_compiled(port: int, stub_port: int, directory: Path) -> Launch | None:
-    """As `laya`, from the tree that `make compiled` made."""
-    built = any((COMPILED / "laya" / "net").glob("flow.*.so"))
-    return laya(port, stub_port, directory, "info", COMPILED) if built else None
+def laya_in_python(port: int, stub_port: int, directory: Path) -> Launch:
+    """As `laya`, where there was no C compiler at installation."""
+    return laya(port, stub_port, directory, "info", ("-c", WITHOUT_C))
 
 
 def laya_config(port: int, stub_port: int, log_level: str, health: str | None = "/health") -> dict:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from unittest import mock
 
 from gateway_bench.inprocess import Path
-from laya.net import connection
+from laya.net import connection, lane
 from laya.telemetry import Histogram
 from laya.wire import fast, recall
 from laya.wire.inbound import Inbound
@@ -43,6 +43,13 @@ class _NoLines:
 def no_lane(path: Path) -> Iterator[None]:
     """Every request goes the long way, from one room's function to the next's."""
     with mock.patch.object(connection, "ask", lambda connection, data: False):
+        yield
+
+
+@contextlib.contextmanager
+def lane_in_python(path: Path) -> Iterator[None]:
+    """The lane's steps as they are without a C compiler."""
+    with mock.patch.object(connection, "ask", lane.ask_in_python):
         yield
 
 
@@ -122,8 +129,9 @@ def no_answer_lines(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_metrics(path: Path) -> Iterator[None]:
-    """Nothing is counted or observed."""
+    """Nothing is counted or observed, by the lane in Python."""
     with (
+        lane_in_python(path),
         mock.patch.object(type(path.gateway.telemetry), "count", lambda self, labels: None),
         mock.patch.object(Histogram, "observe", lambda self, seconds: None),
     ):
@@ -143,7 +151,8 @@ def no_access_log(path: Path) -> Iterator[None]:
 
 # name -> (off, against what: None is the path as it ships)
 TRICKS: dict[str, tuple[Switch, Switch | None]] = {
-    "the lane": (no_lane, None),
+    "the lane in C": (lane_in_python, None),
+    "the lane": (no_lane, lane_in_python),
     "whole messages": (no_whole_messages, no_lane),
     "heads remembered": (no_head_recall, no_whole_messages),
     "lines remembered": (no_line_memo, no_head_recall),
@@ -153,6 +162,6 @@ TRICKS: dict[str, tuple[Switch, Switch | None]] = {
 }
 # What features cost: the same, read the other way round.
 FEATURES: dict[str, tuple[Switch, Switch | None]] = {
-    "metrics": (no_metrics, None),
+    "metrics": (no_metrics, lane_in_python),
     "access log": (no_access_log, None),
 }

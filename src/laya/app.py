@@ -33,8 +33,9 @@ from laya.log import Log, forward_logging
 from laya.net.backends import make_backends
 from laya.net.clock import Clock
 from laya.net.guests import GuestWorker
+from laya.net.lane import IN_C
 from laya.net.room import Memory
-from laya.net.server import COMPILED, Server
+from laya.net.server import Server
 from laya.net.watchers import Watchers
 from laya.net.worker import Worker
 from laya.routing.sessions.journal import open_journal
@@ -223,8 +224,8 @@ class Application:
         page = next((f"{address}/ui" for address in addresses if not address.startswith("unix:")), None)
         seconds = round(time.perf_counter() - self.began, 3)
         log.event(
-            "info", "listening", version=__version__, role=self.role, addresses=addresses, page=page, compiled=COMPILED,
-            seconds=seconds,
+            "info", "listening", version=__version__, role=self.role, addresses=addresses, page=page,
+            lane="c" if IN_C else "python", seconds=seconds,
         )  # fmt: skip
 
     async def close(self) -> int:

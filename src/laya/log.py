@@ -51,7 +51,7 @@ class Log:
 
     def event(self, level: str, name: str, **fields) -> None:
         if LEVELS[level] >= self.threshold:
-            line = {"time": _stamp(time.time()).decode(), "level": level, "event": name, **fields}
+            line = {"time": _stamp(int(time.time() * 1000)).decode(), "level": level, "event": name, **fields}
             try:
                 self.line(encode_json(line) + b"\n")
             except (ValueError, TypeError):  # a value that no JSON can hold: the line is lost, the log goes on
@@ -104,7 +104,7 @@ def forward_logging(log: Log) -> None:
 
 
 # Ids are of plain characters (the gateway keeps no others), outcomes a handful of words.
-_ACCESS = b'{"time":"%b.%03dZ","level":"info","event":"request","id":"%b",%b,"status":%d,"outcome":"%b","seconds":%.6f%b}\n'
+_ACCESS = b'{"time":"%b","level":"info","event":"request","id":"%b",%b,"status":%d,"outcome":"%b","seconds":%.6f%b}\n'
 
 
 def access_line(
@@ -112,17 +112,13 @@ def access_line(
 ) -> bytes:
     """The line of a finished request; `who` is made by the function of that name, `note` members ready made."""
     counts = b',"prompt_tokens":%d,"completion_tokens":%d' % tokens if tokens else b""
-    at = time.time()
-    return _ACCESS % (_second(int(at)), at % 1 * 1000, request_id, who, status, outcome.encode(), seconds, counts + note)
+    stamp = _stamp(int(time.time() * 1000))
+    return _ACCESS % (stamp, request_id, who, status, outcome.encode(), seconds, counts + note)
 
 
-def _stamp(at: float) -> bytes:
-    return b"%b.%03dZ" % (_second(int(at)), at % 1 * 1000)
-
-
-@lru_cache(4)
-def _second(at: int) -> bytes:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)).encode()
+@lru_cache(4)  # many requests end in the same millisecond
+def _stamp(ms: int) -> bytes:
+    return b"%b.%03dZ" % (time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(ms // 1000)).encode(), ms % 1000)
 
 
 @lru_cache(1024)  # the same few in every line

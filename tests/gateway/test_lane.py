@@ -9,27 +9,47 @@ from collections.abc import Iterator
 
 import pytest
 
-from raw import post, read_response, read_stream, read_until
-from scripted_upstream import DONE, SSE_HEAD, Close, Reset, ScriptedUpstream, Sleep, Split, answer, chunked, completion, stream
+from raw import post, read_response, read_stream, read_until, unchunk
+from scripted_upstream import SSE_HEAD, Close, Reset, ScriptedUpstream, Sleep, Split, answer, chunked, completion, delta
 from server import Laya, running
 
-# Laya whose lane tells on stderr which of its steps were taken; or is never taken.
+# Laya whose lane, in C or in Python, tells on stderr which of its steps were taken; or is never taken.
 PROGRAM = """
-import json, runpy, sys
-from laya.net import connection, lane
+import json, os, runpy
+from laya.net import connection, lane{imports}
 
 def watched(name, step):
     def call(*given):
         taken = {taken}
-        print(json.dumps({{"event": "lane", "step": name, "taken": taken}}), file=sys.stderr, flush=True)
+        os.write(2, json.dumps({{"event": "lane", "step": name, "taken": taken}}).encode() + b"\\n")  # whole, beside the log
         return taken
     return call
 
-lane_ask = lane.ask
-connection.ask, lane.reply = watched("ask", lane.ask), watched("reply", lane.reply)
+{watch}
 runpy.run_module("laya", run_name="__main__", alter_sys=True)
 """
-ON, OFF = ("-c", PROGRAM.format(taken="step(*given)")), ("-c", PROGRAM.format(taken="False"))
+IN_C = """
+native_lane.reply = watched("reply", native_lane.reply)
+connection.ask = watched("ask", lane.prepared(connection.ClientConnection))
+"""
+IN_PYTHON = """
+lane.reply_in_python = watched("reply", lane.reply_in_python)
+connection.ask = watched("ask", lane.ask_in_python)
+"""
+PROGRAMS = {
+    "c": PROGRAM.format(imports=", native_lane", taken="step(*given)", watch=IN_C),
+    "python": PROGRAM.format(imports="", taken="step(*given)", watch=IN_PYTHON),
+}
+OFF = PROGRAM.format(imports="", taken="False", watch=IN_PYTHON)
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def program(request) -> str:
+    if request.param == "c":
+        pytest.importorskip("laya.net.native_lane", reason="built without a C compiler: apt install gcc")
+    return PROGRAMS[request.param]
+
+
 TAKEN = [("ask", True), ("reply", True)]
 
 
@@ -60,14 +80,14 @@ def up() -> Iterator[ScriptedUpstream]:
 
 
 @pytest.fixture(scope="module")
-def laned(up, tmp_path_factory) -> Iterator[Laya]:
-    with running(config(up), tmp_path_factory.mktemp("laned"), program=ON) as laya:
+def laned(up, program, tmp_path_factory) -> Iterator[Laya]:
+    with running(config(up), tmp_path_factory.mktemp("laned"), program=("-c", program)) as laya:
         yield laya
 
 
 @pytest.fixture(scope="module")
 def unlaned(up, tmp_path_factory) -> Iterator[Laya]:
-    with running(config(up), tmp_path_factory.mktemp("unlaned"), program=OFF) as laya:
+    with running(config(up), tmp_path_factory.mktemp("unlaned"), program=("-c", OFF)) as laya:
         yield laya
 
 
@@ -187,10 +207,78 @@ def test_every_answer_is_passed_on_as_on_the_long_way(laned, unlaned, up, script
     assert talk(laned, up, requests, script) == talk(unlaned, up, requests, script)
 
 
-def test_a_stream_is_passed_on_as_on_the_long_way(laned, unlaned, up):
-    requests = [post(body(stream=True))] * 3
-    script = lambda asked: [SSE_HEAD, *map(chunked, stream("a", "b")), DONE]  # noqa: E731
-    assert talk(laned, up, requests, script) == talk(unlaned, up, requests, script)
+PIECES = [delta("one"), delta("two"), delta("three"), delta(None, "stop"), b"data: [DONE]\n\n"]
+END = b"0\r\n\r\n"
+CRLF = [piece.replace(b"\n", b"\r\n") for piece in PIECES]
+
+
+def in_turn(*pieces: bytes) -> list:
+    """Each in a segment of its own."""
+    return [step for piece in pieces for step in (piece, Sleep(0.02))]
+
+
+def size_as(data: bytes, form: bytes) -> bytes:
+    return form % len(data) + b"\r\n" + data + b"\r\n"
+
+
+STREAMS = {
+    "a frame a segment": in_turn(*map(chunked, PIECES), END),
+    "two frames a segment": in_turn(chunked(PIECES[0]) + chunked(PIECES[1]), *map(chunked, PIECES[2:]), END),
+    "two frames a chunk": in_turn(chunked(PIECES[0] + PIECES[1]), *map(chunked, PIECES[2:]), END),
+    "all at once": [b"".join(map(chunked, PIECES)) + END],
+    "a frame in two chunks": in_turn(chunked(PIECES[0][:9]), chunked(PIECES[0][9:]), *map(chunked, PIECES[1:]), END),
+    "a chunk in two segments": in_turn(chunked(PIECES[0])[:9], chunked(PIECES[0])[9:], *map(chunked, PIECES[1:]), END),
+    "lines end in CR LF": in_turn(*map(chunked, CRLF), END),
+    "large sizes": in_turn(*(size_as(piece, b"%X") for piece in PIECES), END),
+    "long sizes": in_turn(*(size_as(piece, b"%08x") for piece in PIECES), END),
+    "extensions": in_turn(*(size_as(piece, b"%x;a=b") for piece in PIECES), END),
+    "comments": in_turn(chunked(b": ping\n\n"), *map(chunked, PIECES), END),
+    "the mark of the end in a text": in_turn(chunked(b'data: {"a":"[DONE]"}\n\n'), *map(chunked, PIECES), END),
+    "the mark in pieces": in_turn(*map(chunked, PIECES[:-1]), chunked(b"data: [DO"), chunked(b"NE]\n\n"), END),
+    "nothing behind the mark": in_turn(*map(chunked, PIECES)),
+    "no mark": in_turn(*map(chunked, PIECES[:-1]), END),
+    "cut": [*in_turn(*map(chunked, PIECES[:2])), Reset()],
+    "a malformed chunk": in_turn(chunked(PIECES[0]), b"5\r\nhello, world\r\n"),
+    "a chunk without its end": in_turn(chunked(PIECES[0]), chunked(PIECES[1])[:-2] + b"xx"),
+    "not a stream": [b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n"] + in_turn(
+        *map(chunked, PIECES), END
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", STREAMS.values(), ids=STREAMS.keys())
+def test_every_stream_is_passed_on_as_on_the_long_way(laned, unlaned, up, steps):
+    def script(asked):
+        ends = any(type(step) is bytes and step.endswith(END) for step in steps)
+        return [*([] if steps[0].startswith(b"HTTP") else [SSE_HEAD, Sleep(0.02)]), *steps, *([] if ends else [Close()])]
+
+    assert streamed(laned, up, script) == streamed(unlaned, up, script)
+
+
+def streamed(laya: Laya, up: ScriptedUpstream, script) -> tuple:
+    """(payload, whether it ended well, counters) of a stream."""
+    up.script = script
+    before = counts(laya)
+    with laya.connect() as sock:
+        sock.sendall(post(body(stream=True)))
+        head = read_until(sock, b"\r\n\r\n")
+        data = head.partition(b"\r\n\r\n")[2]
+        while not data.endswith(b"0\r\n\r\n") and (piece := sock.recv(65536)):
+            data += piece
+    assert laya.wait_for(lambda: sum(map(int, counts(laya).values())) > sum(map(int, before.values())))
+    grown = {name: value - before.get(name, 0) for name, value in counts(laya).items() if value != before.get(name, 0)}
+    return re.sub(rb"Backend [^\"]*", b"", unchunk(data)[0]), unchunk(data)[1], grown
+
+
+def test_a_frame_in_a_chunk_of_its_own_takes_one_step_in_c(laned, up, program):
+    up.script = lambda asked: [SSE_HEAD, Sleep(0.05), *in_turn(*map(chunked, PIECES), END)]
+    before = len(steps(laned))
+    with laned.connect() as sock:
+        sock.sendall(post(body(stream=True)))
+        read_stream(sock)
+    taken = steps(laned)[before:].count(("reply", True))
+    # The first frame is the time to the first token, and the last may come together with the end.
+    assert len(PIECES) - 2 <= taken < len(PIECES) if "native_lane" in program else taken == 0
 
 
 @pytest.mark.parametrize("requests", [
@@ -213,7 +301,7 @@ def test_what_the_table_leaves_out_goes_the_long_way(laned, request_):
 def test_an_answer_in_two_pieces_goes_the_long_way_back(laned, up):
     whole = answer(completion("hi"))
     up.script = lambda asked: [whole[:-5], Sleep(0.05), whole[-5:]]
-    assert ask_twice(laned, post(body())) == [("ask", True), ("reply", False)]
+    assert ask_twice(laned, post(body())) == [("ask", True), ("reply", False), ("reply", False)]
 
 
 def test_a_kept_connection_that_died_is_tried_again_fresh(laned, up):
@@ -260,9 +348,9 @@ def read_one(sock) -> bytes:
     return payload
 
 
-def test_a_share_goes_to_each_of_several_targets(tmp_path):
+def test_a_share_goes_to_each_of_several_targets(tmp_path, program):
     """The lane asks the balancer as the long way does, and its choice counts."""
-    with ScriptedUpstream() as one, ScriptedUpstream() as two, running(config(one, two), tmp_path, program=ON) as laya:
+    with ScriptedUpstream() as one, ScriptedUpstream() as two, running(config(one, two), tmp_path, program=("-c", program)) as laya:
         one.script = two.script = lambda asked: [answer(completion("hi"))]
         with laya.connect() as sock:
             for _ in range(40):
@@ -281,29 +369,61 @@ def test_a_flood_of_model_names_keeps_the_lanes_bounded(laned):
     assert ask_twice(laned, post(body())) == TAKEN
 
 
-def test_a_mistake_in_the_lane_is_a_clean_500_and_the_next_request_is_served(up, tmp_path):
-    """Whatever raises behind the point where the request has its exchange: the client hears it, the log has it, nothing leaks."""
-    planted = PROGRAM.format(taken="step(*given)").replace("runpy.run", (
-        "from laya.wire.outbound import Outbound\nreal = Outbound.expect\nfaults = [ZeroDivisionError]\n"
-        "def expect(self, method):\n"
-        "    if faults and sys._getframe(1).f_code is lane_ask.__code__: raise faults.pop()\n"
-        "    real(self, method)\n"
-        "Outbound.expect = expect\nrunpy.run"
-    ), 1)  # fmt: skip
-    with running(config(up), tmp_path, program=("-c", planted)) as laya, laya.connect() as sock:
-        statuses = []
-        for _ in range(5):
-            sock.sendall(post(body()))
-            statuses.append(read_response(sock)[0])
-        assert sorted(statuses) == [200, 200, 200, 200, 500]
-        assert laya.wait_for(lambda: laya.events("fault") and laya.events("fault")[0]["kind"] == "ZeroDivisionError")
-        assert laya.metric("laya_backend_inflight", backend="up0") == 0 and laya.metric("laya_buffered_bytes") == 0
-        assert ("ask", True) in steps(laya)
+def planted(program: str, where: str, when: str) -> tuple[str, str]:
+    """`program`, where the method `where` raises once, when `when` holds of its second argument and how often it was called."""
+    plant = f"""
+from laya.log import Log
+from laya.net.pool import Pool
+real, count = {where}, 0
+def failing(owner, given):
+    global count
+    if {when}:
+        count += 1
+        if count == 2:
+            raise ZeroDivisionError
+    return real(owner, given)
+{where} = failing
+"""
+    return "-c", program.replace("runpy.run", plant + "runpy.run", 1)
 
 
-def test_a_reload_ends_the_lane_at_once(up, tmp_path):
+def test_a_mistake_while_sending_is_a_clean_500_and_nothing_leaks(up, program, tmp_path):
+    with running(config(up), tmp_path, program=planted(program, "Pool.line_up", "'/messages' not in str(given.head)")) as laya:
+        ask_twice(laya, post(body()))
+        up.script = lambda asked: [Sleep(0.5), answer(completion("hi"))]
+        with laya.connect() as one, laya.connect() as two:
+            one.sendall(post(body()))  # on the one idle connection; the next call has to wait in line
+            assert up.wait_for(lambda: len([asked for asked in up.asked if asked.method == "POST"]) == 4)
+            two.sendall(post(body()))
+            assert read_response(two)[0] == 500
+            assert read_response(one)[0] == 200
+            two.sendall(post(body()))
+            assert read_response(two)[0] == 200
+        assert ends_clean(laya)
+
+
+@pytest.mark.parametrize("lane", ["on", "off"])
+def test_a_mistake_in_the_books_ends_the_connection_and_nothing_leaks(up, program, tmp_path, lane):
+    """The answer has gone out by then: it is whole, and the next request finds another connection."""
+    program = program if lane == "on" else OFF
+    with running(config(up), tmp_path, program=planted(program, "Log.line", "b'chat/completions' in given")) as laya:
+        with laya.connect() as sock:
+            for _ in range(2):
+                sock.sendall(post(body()))
+                assert read_response(sock)[0] == 200
+            assert sock.recv(1) == b""
+        assert ask_twice(laya, post(body())) == (TAKEN if lane == "on" else [("ask", False)])
+        assert ends_clean(laya)
+
+
+def ends_clean(laya: Laya) -> bool:
+    found = laya.wait_for(lambda: laya.events("fault") and laya.events("fault")[0]["kind"] == "ZeroDivisionError")
+    return found and laya.metric("laya_backend_inflight", backend="up0") == 0 and laya.metric("laya_buffered_bytes") == 0
+
+
+def test_a_reload_ends_the_lane_at_once(up, program, tmp_path):
     settings = config(up)
-    with running(settings, tmp_path, program=ON) as laya:
+    with running(settings, tmp_path, program=("-c", program)) as laya:
         ask_twice(laya, post(body()))
         settings = {**json.loads(laya.path.read_text())}
         settings["routes"][0]["match"] = "moved"

@@ -86,6 +86,6 @@ def test_an_unfinished_head_is_never_taken_whole():
     parser.receive(known)
     assert type(parser.next_event()) is Request
     unfinished = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 61\r"
-    assert recall.whole(known, limits.request_heads, limits) is not None
-    assert recall.whole(unfinished, limits.request_heads, limits) is None
+    assert recall.whole(known, limits.request_heads, limits.max_head_bytes, limits.max_body_bytes) is not None
+    assert recall.whole(unfinished, limits.request_heads, limits.max_head_bytes, limits.max_body_bytes) is None
     assert Inbound(limits).take_whole(unfinished) is None

@@ -77,7 +77,11 @@ class Exchange:
 
     def on_fault(self, fault: Exception) -> None:
         """A mistake of ours while this exchange was served: a clean 500, or a cut where the answer has begun."""
-        self.end_with(self.gateway.fault(fault))
+        error = self.gateway.fault(fault)
+        if self.state is DONE and self.connection.exchange is self:
+            self.connection.break_off()  # the answer was given, and then the books could not be kept
+        else:
+            self.end_with(error)
 
     def end_with(self, error: LayaError) -> None:
         """End with `error` from whatever state: an answer, a cut where one has begun, nothing where it is over."""

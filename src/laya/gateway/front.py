@@ -130,7 +130,7 @@ class Gateway:
         except LayaError as refused:
             self._refuse(connection, request, body, plan, refused)
         except Exception as fault:
-            self._refuse(connection, request, body, plan, self.fault(fault))
+            self._failed(connection, request, body, plan, fault)
 
     def guard(self, connection, request, body: bytes, plan: HeadPlan, step: Callable, *arguments: Any) -> None:
         """Take a later step for a request, with the same last line of defence as `accept`."""
@@ -139,6 +139,12 @@ class Gateway:
         except LayaError as refused:
             self._refuse(connection, request, body, plan, refused)
         except Exception as fault:
+            self._failed(connection, request, body, plan, fault)
+
+    def _failed(self, connection, request, body: bytes, plan: HeadPlan, fault: Exception) -> None:
+        if connection.exchange is not None:
+            connection.exchange.on_fault(fault)
+        else:
             self._refuse(connection, request, body, plan, self.fault(fault))
 
     def fault(self, fault: Exception) -> InternalError:

@@ -230,12 +230,16 @@ class ProxyExchange(WatchedExchange):
                 self.gateway.telemetry.ttft.observe(self.first_at - self.began)
         if self._sse:
             data = self._whole_frames(data)
-        connection = self.connection
-        if connection.write(data) and connection.paused and not self._paused:
-            self._paused = True
-            self.call.pause()
+        if self.connection.write(data):
+            self.hold_back()
         if self._sse:
             self._watch.see(data)  # when it is on its way already
+
+    def hold_back(self) -> None:
+        """The backend's connection is not read while the client does not read ours."""
+        if self.connection.paused and not self._paused:
+            self._paused = True
+            self.call.pause()
 
     def _whole_frames(self, data: bytes) -> bytes:
         """What may go out: up to the last frame border, so that an error frame can always follow cleanly."""

@@ -22,8 +22,8 @@ JOIN_BELOW = 16 * 1024  # a copy this small is cheaper than a second buffer in t
 
 
 class Answering(ABC):
-    """Base of `ClientConnection`, which is an asyncio.Protocol in all but name: a base in Python would keep the compiled class
-    from being one in C. `chunked`, `keep_alive` and `head_only` belong to the request that is answered."""
+    """Base of `ClientConnection`, which is an asyncio.Protocol in all but name: that base has a dict, and the lane reads slots.
+    `chunked`, `keep_alive` and `head_only` belong to the request that is answered."""
 
     __slots__ = ("server", "transport", "exchange", "paused", "keep_alive", "chunked", "_streaming", "head_only")
 

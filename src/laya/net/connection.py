@@ -17,7 +17,7 @@ from laya.gateway.error_forms import error_bytes
 from laya.net.answering import Answering
 from laya.net.clock import NEVER
 from laya.net.flow import HIGH_WATER, LARGE_READ, READ_AHEAD
-from laya.net.lane import ask
+from laya.net.lane import prepared
 from laya.wire.inbound import Inbound
 from laya.wire.messages import EOF, NEED_DATA, PAUSED, BodyData, EndOfBody, Request
 from laya.wire.reply import CONTINUE
@@ -357,3 +357,6 @@ class ClientConnection(Answering):
         self.deadline = self.server.clock.now + self.server.settings.keepalive_timeout_s
         if self.inbound.buffered and not self._pumping and self._waiting is None:
             self._pump()
+
+
+ask = prepared(ClientConnection)

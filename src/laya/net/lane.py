@@ -1,7 +1,8 @@
 """The fast lane: the common request and its common answer, each taken in one step.
 
 In: bytes that just came on a client's connection (`ask`) or on a backend's (`reply`). Out: True when the step was taken whole;
-False: nothing was touched, go the long way. Loop thread only.
+False: nothing was touched, go the long way. Loop thread only. Where there was a C compiler at installation native/lane.c takes
+the same steps; this is its reference, and what runs without.
 
 What a step leaves behind is what the long way leaves behind: the same `ProxyExchange` and `Call` in the same states, the same
 bytes, metrics and log line. So a retry, a time-out, a client that leaves, an answer in pieces find what they always find, and a
@@ -14,27 +15,44 @@ step may be left to the long way for any reason. The gain is in what is not call
 | no key, nothing asked for by header (`x-laya-*`, an origin) | limits, overrides, timings, CORS |
 | a route that its model name alone decides, without stages | sessions, prefixes, rules of `classify`, redaction, cache |
 | the name goes on as it came | a target with a model name of its own, an engine process |
-| an idle connection to a backend whose breaker is closed | new connections, on-demand backends, half-open breakers |
+| a backend whose breaker is closed | half-open breakers, on-demand backends |
 | status 200 in one read, its head seen before, not a stream | errors, retries, streams, large answers |
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 from laya.errors import InvalidRequest
-from laya.gateway.exchange import DONE, WAITING
+from laya.gateway.exchange import DONE, STREAMING, WAITING
+from laya.gateway.plan import HeadPlan
 from laya.gateway.proxy import ProxyExchange
 from laya.gateway.vigil import is_stream
 from laya.log import access_line, who
 from laya.net.answering import JOIN_BELOW
 from laya.net.clock import NEVER
-from laya.net.upstream import IDLE_S, Call
-from laya.schema.fields import READ_ON_LOOP, read_routing
+from laya.net.flow import LARGE_READ, Ledger
+from laya.net.pool import IDLE_S
+from laya.net.upstream import Call, UpstreamConnection
+from laya.routing.balance import Breaker
+from laya.schema.fields import READ_ON_LOOP, RoutingFields, read_routing
+from laya.telemetry import Histogram
 from laya.wire import parser
+from laya.wire.chunked import ChunkedBody
+from laya.wire.inbound import Inbound
+from laya.wire.messages import Limits, Memo, Request, Response
+from laya.wire.outbound import Outbound
 from laya.wire.recall import whole
 from laya.wire.reply import http_date
+from laya.wire.sse import WATCH_TAIL, StreamWatch
+
+try:
+    from laya.net import native_lane
+except ImportError:  # installed without a C compiler
+    native_lane = None
+IN_C = native_lane is not None  # told in the first log line
 
 APIS = frozenset({"chat", "completions"})
 # Of one head: model names with their lanes, and clients' addresses with their part of a log line. Emptied when full: a flood of
@@ -42,7 +60,6 @@ APIS = frozenset({"chat", "completions"})
 MOST_KEPT = 256
 
 new_exchange = ProxyExchange.__new__
-new_call = Call.__new__
 
 
 class Leg:
@@ -56,7 +73,7 @@ class Leg:
         self.name = backend.name
         self.pool = backend.pool
         self.breaker = backend.breaker
-        self.patience = backend.settings.first_byte_timeout_s
+        self.patience = float(backend.settings.first_byte_timeout_s)
         self.head = head + b"x-request-id: "
         self.lines = candidate.lines + b"x-request-id: "
         self.counted = (route, backend.name, api, "ok")
@@ -66,10 +83,11 @@ class Leg:
 class Lane:
     """Requests of one head with one model name. `only`: the route has one target; else the balancer picks among `legs`."""
 
-    __slots__ = ("route", "candidates", "legs", "only")
+    __slots__ = ("route", "name", "candidates", "legs", "only")
 
     def __init__(self, route: Any, candidates: list[Any], legs: dict[Any, Leg]) -> None:
         self.route = route
+        self.name = route.name
         self.candidates = candidates
         self.legs = legs
         self.only = legs[candidates[0]] if len(candidates) == 1 else None
@@ -102,14 +120,14 @@ def _is_plain(candidate: Any) -> bool:
     return not backend.link and not backend.pool.waits
 
 
-def ask(connection: Any, data: bytes) -> bool:
+def ask_in_python(connection: Any, data: bytes) -> bool:
     """A client's request, written to a backend. `connection` (a ClientConnection) is open, idle, and not paused."""
     inbound = connection.inbound
     if inbound.buffer or inbound.phase != parser.HEAD or not inbound.fast or len(data) > READ_ON_LOOP:
         return False
     server = connection.server
     limits = server.limits
-    found = whole(data, limits.request_heads, limits)
+    found = whole(data, limits.request_heads, limits.max_head_bytes, limits.max_body_bytes)
     if found is None:
         return False
     request, body, _ = found
@@ -139,10 +157,8 @@ def ask(connection: Any, data: bytes) -> bool:
         leg = lane.legs[candidates[0]]
     pool, ledger, length = leg.pool, server.ledger, len(body)
     upstream = pool.idle[-1] if pool.idle else None
-    if (
-        upstream is None or upstream.gone or upstream.transport.is_closing() or leg.breaker.open_until
-        or ledger.held + length > ledger.limit
-    ):  # fmt: skip
+    dead = upstream is not None and (upstream.gone or upstream.transport.is_closing())
+    if dead or leg.breaker.open_until or ledger.held + length > ledger.limit:
         if lane.only is None:
             gateway.selection.turn -= 1  # the long way chooses, and counts it
         return False
@@ -165,7 +181,7 @@ def ask(connection: Any, data: bytes) -> bool:
     exchange.began = began
     exchange.fields = fields
     exchange.rule = lane.route
-    exchange.route = lane.route.name
+    exchange.route = lane.name
     exchange.targets = candidates
     exchange.model = name
     exchange.target = leg.candidate
@@ -173,31 +189,22 @@ def ask(connection: Any, data: bytes) -> bool:
     exchange.leg = leg
     exchange.state = WAITING
 
-    pool.idle.pop()
+    head = b"%b%b\r\ncontent-length: %d\r\n\r\n" % (leg.head, request_id, length)
+    exchange.call = call = Call(pool, exchange, request.method, head, body)
+    call.in_one_step = reply_in_python
     pool.inflight += 1
-    exchange.call = call = new_call(Call)
-    call.pool = pool
-    call.listener = exchange
-    call.method = method = request.method
-    call.head = head = b"%b%b\r\ncontent-length: %d\r\n\r\n" % (leg.head, request_id, length)
-    call.body = body
-    call.in_one_step = reply
-    call.connection = upstream
-    upstream.call = call
-    upstream.in_body = False
-    upstream.deadline = pool.clock.now + leg.patience
-    upstream.outbound.expect(method)
     exchange.sent_at = sent_at = perf_counter()
-    if length < JOIN_BELOW:
-        upstream.transport.write(head + body)
+    if upstream is None:
+        pool.line_up(call)
     else:
-        upstream.transport.writelines((head, body))
+        pool.idle.pop()
+        upstream.send(call)
     gateway.telemetry.route.observe(sent_at - began)
     return True
 
 
-def reply(upstream: Any, call: Any, data: bytes) -> bool:
-    """A backend's answer to `call`, which `ask` made, written to the client. `upstream` is its UpstreamConnection."""
+def reply_in_python(upstream: Any, call: Any, data: bytes) -> bool:
+    """A backend's answer to `call`, which `ask_in_python` made, written to the client. `upstream` is its UpstreamConnection."""
     exchange, outbound = call.listener, upstream.outbound
     if type(exchange) is not ProxyExchange or exchange.state is not WAITING:
         return False
@@ -207,7 +214,7 @@ def reply(upstream: Any, call: Any, data: bytes) -> bool:
     if outbound.buffer or outbound.phase != parser.HEAD or not outbound.fast or upstream.paused:
         return False
     limits = leg.pool.limits
-    found = whole(data, limits.response_heads, limits)
+    found = whole(data, limits.response_heads, limits.max_head_bytes, limits.max_body_bytes)
     if found is None:
         return False
     response, body, digits = found
@@ -216,22 +223,18 @@ def reply(upstream: Any, call: Any, data: bytes) -> bool:
         return False
     if memo.is_stream is None:
         memo.is_stream = is_stream(response)
-    transport, pool, connection, gateway = upstream.transport, leg.pool, exchange.connection, exchange.gateway
+    transport, connection, gateway = upstream.transport, exchange.connection, exchange.gateway
     server, inbound = connection.server, connection.inbound
-    if memo.is_stream or transport.get_write_buffer_size() or transport.is_closing() or pool.waiting or pool.retired:
-        return False
-    if server.draining or inbound.buffer:
+    if memo.is_stream or transport.get_write_buffer_size() or transport.is_closing() or server.draining or inbound.buffer:
         return False
 
-    now, tick = perf_counter(), pool.clock.now
+    now = perf_counter()
     outbound.keep_alive = True
     outbound.phase = parser.DONE
     call.done = True
     upstream.call = None
     upstream.reused = True
-    upstream.deadline = tick + IDLE_S
-    pool.inflight -= 1
-    pool.idle.append(upstream)
+    leg.pool.give_back(upstream)
     request_id = exchange.request_id
     connection.transport.write(
         b"HTTP/1.1 200 OK\r\ndate: %b\r\ncontent-length: %d\r\n%b%b%b\r\n\r\n%b"
@@ -246,8 +249,8 @@ def reply(upstream: Any, call: Any, data: bytes) -> bool:
     telemetry.count(leg.counted)
     log = gateway.log
     if log.info_on or gateway.watchers:
-        named = leg.who.get(connection.peer) or _named(leg, exchange)
-        line = access_line(request_id, named, 200, "ok", now - exchange.began, None, b"")
+        whose = leg.who.get(connection.peer) or named(leg, exchange)
+        line = access_line(request_id, whose, 200, "ok", now - exchange.began, None, b"")
         gateway.recent.append(line)
         if log.info_on:
             log.line(line)
@@ -256,13 +259,31 @@ def reply(upstream: Any, call: Any, data: bytes) -> bool:
     inbound.fast = inbound.tries_fast
     server.ledger.held -= connection.held
     connection.held = 0
-    connection.deadline = tick + server.settings.keepalive_timeout_s
+    connection.deadline = server.clock.now + server.settings.keepalive_timeout_s
     return True
 
 
-def _named(leg: Leg, exchange: ProxyExchange) -> bytes:
+def named(leg: Leg, exchange: ProxyExchange) -> bytes:
     """The members of the log line that are the same for all requests of this client here."""
     if len(leg.who) >= MOST_KEPT:
         leg.who.clear()
     made = leg.who[exchange.connection.peer] = who(*exchange.named())
     return made
+
+
+def prepared(connection: type) -> Callable[[Any, bytes], bool]:
+    """`ask` for the connections of this class: in C where that was built."""
+    if native_lane is None:
+        return ask_in_python
+    classes = (
+        Inbound, Outbound, Limits, Request, Response, Memo, HeadPlan, RoutingFields, Ledger, Breaker, Lane, Leg,
+        UpstreamConnection, Call, Histogram, ProxyExchange, ChunkedBody, StreamWatch,
+    )  # fmt: skip
+    native_lane.prepare({
+        **{known.__name__: known for known in classes}, "ClientConnection": connection, "in_python": ask_in_python,
+        "lane_of": lane_of, "named": named, "is_stream": is_stream, "WAITING": WAITING, "DONE": DONE, "NEVER": NEVER,
+        "READ_ON_LOOP": READ_ON_LOOP, "JOIN_BELOW": JOIN_BELOW, "IDLE_S": IDLE_S, "PHASE_HEAD": parser.HEAD,
+        "PHASE_BODY": parser.BODY,
+        "PHASE_DONE": parser.DONE, "STREAMING": STREAMING, "WATCH_TAIL": WATCH_TAIL, "LARGE_READ": LARGE_READ,
+    })  # fmt: skip
+    return native_lane.ask

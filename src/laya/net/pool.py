@@ -15,9 +15,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from laya.net.clock import Clock
-from laya.net.upstream import IDLE_S, Call, Failure, UpstreamConnection
+from laya.net.upstream import Call, Failure, UpstreamConnection
 from laya.wire.messages import Limits
 
+# Idle time after which we close first: below uvicorn's 5 s, the shortest default among common servers, so that the
+# race between our next request and their close stays rare.
+IDLE_S = 4.0
 # A call that finds no connection in this time is refused: longer waits help no client.
 QUEUE_S = 30.0
 
@@ -81,10 +84,14 @@ class Pool:
                 connection.send(call)
                 return call
         call.fresh_only = fresh_only
+        self.line_up(call)
+        return call
+
+    def line_up(self, call: Call) -> None:
+        """`call`, counted in `inflight`, goes when a connection is free."""
         call.deadline = self.clock.now + QUEUE_S
         self.waiting.append(call)
         self._grow()
-        return call
 
     def close(self) -> None:
         """Close idle connections now; active ones end with their calls."""

@@ -16,13 +16,9 @@ from laya.errors import StartError
 from laya.net.clock import Clock
 from laya.net.connection import ClientConnection
 from laya.net.flow import Ledger
-from laya.net.flow import __file__ as FLOW
 from laya.wire.messages import Limits
 
 BACKLOG = 1024  # connections the kernel may hold while the loop is busy; Linux caps it at net.core.somaxconn
-
-# The data plane runs as C (setup.py says how); told in the first log line.
-COMPILED = FLOW.endswith(".so")
 
 
 class Server:

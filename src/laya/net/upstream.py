@@ -17,9 +17,6 @@ from laya.net.flow import HIGH_WATER, LARGE_READ
 from laya.wire.messages import NEED_DATA, BodyData, EndOfBody, Response
 from laya.wire.outbound import Outbound
 
-# Idle time after which we close first: below uvicorn's 5 s, the shortest default among common servers, so that the
-# race between our next request and their close stays rare.
-IDLE_S = 4.0
 # Events handed on in one turn of the loop; each is a piece of at most a quarter of a millisecond's parsing.
 PIECES_A_TURN = 4
 
@@ -56,16 +53,9 @@ class UpstreamListener(Protocol):
 
 
 class Call:
-    """One request on its way through a pool. `cancel` is idempotent and closes a connection that carries it.
+    """One request on its way through a pool. `cancel` is idempotent and closes a connection that carries it."""
 
-    Defaults stand on the class: a call is made for each request, and most never wait.
-    """
-
-    connection: UpstreamConnection | None = None
-    deadline = 0.0  # while it waits for a connection
-    done = False
-    fresh_only = False
-    in_one_step: Callable[[UpstreamConnection, Call, bytes], bool] | None = None  # takes the whole answer if it can: `lane`
+    __slots__ = ("pool", "listener", "method", "head", "body", "connection", "deadline", "done", "fresh_only", "in_one_step")
 
     def __init__(self, pool, listener: UpstreamListener, method: bytes, head: bytes, body: bytes) -> None:
         self.pool = pool
@@ -73,6 +63,12 @@ class Call:
         self.method = method
         self.head = head
         self.body = body
+        self.connection: UpstreamConnection | None = None
+        self.deadline = 0.0  # while it waits for a connection
+        self.done = False
+        self.fresh_only = False
+        # Takes the whole answer, or the next frame of a stream, if it can: `lane` sets it.
+        self.in_one_step: Callable[[UpstreamConnection, Call, bytes], bool] | None = None
 
     def cancel(self) -> None:
         if not self.done:
@@ -163,6 +159,8 @@ class UpstreamConnection:
             self.transport.abort()
             return
         try:
+            if call.in_one_step is not None and call.in_one_step(self, call, data):
+                return
             if self.in_body:
                 piece = self.outbound.take_piece(data)
                 if piece is not None:
@@ -172,8 +170,6 @@ class UpstreamConnection:
                         self._yield(call)
                     return
             else:
-                if call.in_one_step is not None and call.in_one_step(self, call, data):
-                    return
                 response = self.outbound.take_whole(data)
                 if response is not None:
                     self._finish(call)

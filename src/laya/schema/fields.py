@@ -7,6 +7,8 @@ with escaped letters is refused: parsers disagree on those.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from laya.errors import InvalidRequest
@@ -27,6 +29,15 @@ MAX_NAME_BYTES = 4096
 _key = msgspec.json.Decoder(str).decode
 _optional_str = msgspec.json.Decoder(str | None).decode
 _optional_bool = msgspec.json.Decoder(bool | None).decode
+
+
+scan: Callable[[bytes], tuple[str, bool | None] | None]
+try:
+    from laya.schema.native_routing import scan
+except ImportError:  # installed without a C compiler
+
+    def scan(body: bytes) -> None:
+        return None
 
 
 class _Few(msgspec.Struct, gc=False):
@@ -50,9 +61,12 @@ class RoutingFields:
 
     @property
     def members(self) -> dict[str, msgspec.Raw]:
-        """Each top-level key with its raw value."""
+        """Each top-level key with its raw value. Raises InvalidRequest where a key is no text."""
         if self._members is None:
-            self._members = decode_members(self._body)
+            try:
+                self._members = decode_members(self._body)
+            except msgspec.DecodeError as exc:
+                raise invalid_body(exc) from None
         return self._members
 
     def text(self, key: str) -> str | None:
@@ -64,6 +78,12 @@ class RoutingFields:
 def read_routing(body: bytes) -> RoutingFields:
     """Raises InvalidRequest for anything that is not one JSON object with sane routing members. Sleeps now and then over a body
     larger than READ_ON_LOOP."""
+    found = scan(body)
+    return RoutingFields(found[0], found[1], body, None) if found is not None else read_in_python(body)
+
+
+def read_in_python(body: bytes) -> RoutingFields:
+    """The same without C, and for what `scan` does not judge."""
     if len(body) <= SMALL and body.lower().count(b'"model"') == 1 and b"\\u00" not in body:
         try:  # one key of that name at the most, in whatever case, and none spelled with escapes
             few = _decode_few(body)

@@ -28,7 +28,8 @@ class Inbound(MessageParser):
         """
         if self.buffer or self.phase != HEAD or not self.fast:
             return None
-        found = recall.whole(data, self._limits.request_heads, self._limits)
+        limits = self._limits
+        found = recall.whole(data, limits.request_heads, limits.max_head_bytes, limits.max_body_bytes)
         if found is None:
             return None
         self.phase = DONE

@@ -20,7 +20,7 @@ MAX_INFORMATIONAL = 16  # 1xx heads before one response; a server that sends mor
 class Outbound(MessageParser):
     """Parser of one upstream connection. `fast=False` leaves everything to h11."""
 
-    __slots__ = ("method", "_head", "keep_alive", "_informational", "started")
+    __slots__ = ("method", "_head", "keep_alive", "informational", "started")
 
     def __init__(self, limits: Limits, *, fast: bool = True) -> None:
         super().__init__(limits, fast)
@@ -28,7 +28,7 @@ class Outbound(MessageParser):
         self.method = b"GET"
         self._head = b""  # of the response whose chunked body is under way: h11 wants it if it has to take over
         self.keep_alive = True
-        self._informational = 0
+        self.informational = 0
         self.started = False  # any byte of the current response was received
 
     def expect(self, method: bytes) -> None:
@@ -38,7 +38,7 @@ class Outbound(MessageParser):
         self.phase = HEAD
         self.fast = self.tries_fast
         self.method = method
-        self._informational = 0
+        self.informational = 0
         self.started = bool(self.buffer)
 
     def receive(self, data: bytes) -> None:
@@ -50,7 +50,8 @@ class Outbound(MessageParser):
         """The response when `data`, just received, is exactly one with a known head; None: call `receive`."""
         if self.buffer or self.phase != HEAD or not self.fast or self.method == b"HEAD":
             return None
-        found = recall.whole(data, self._limits.response_heads, self._limits)
+        limits = self._limits
+        found = recall.whole(data, limits.response_heads, limits.max_head_bytes, limits.max_body_bytes)
         if found is None:
             return None
         known, body, digits = found
@@ -123,8 +124,8 @@ class Outbound(MessageParser):
         return authority.read_response(self._head, self._limits, self.method)[1]
 
     def _count_informational(self) -> None:
-        self._informational += 1
-        if self._informational > MAX_INFORMATIONAL:
+        self.informational += 1
+        if self.informational > MAX_INFORMATIONAL:
             raise Refused(502, f"the upstream sent more than {MAX_INFORMATIONAL} informational responses")
 
     def _refuse(self, refused: Refused) -> Refusal:

@@ -10,6 +10,8 @@ Heads hold credentials: they stay in this process's memory until the memo is ful
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from laya.wire import fast
 from laya.wire.messages import Limits, Request, Response
 
@@ -93,12 +95,12 @@ def read_response(buffer: bytes, head_end: int, limits: Limits, method: bytes) -
     return known.again(length, {**known.fields, b"content-length": digits})
 
 
-def whole(data: bytes, heads: dict, limits: Limits) -> tuple | None:
+def whole_in_python(data: bytes, heads: dict, max_head_bytes: int, max_body_bytes: int) -> tuple | None:
     """(known head, body, length's digits) when `data` is exactly one message whose head was seen before, else None.
 
     The most common segment by far, taken in one step: what it accepts, the long way accepts with the same result.
     """
-    head_end = data.find(b"\r\n\r\n", 0, limits.max_head_bytes)
+    head_end = data.find(b"\r\n\r\n", 0, max_head_bytes)
     if head_end < 0:
         return None
     at = data.find(_LENGTH, 0, head_end)
@@ -114,6 +116,13 @@ def whole(data: bytes, heads: dict, limits: Limits) -> tuple | None:
     if known is None or known.body is not None or not digits.isdigit() or len(digits) > fast.MAX_LENGTH_DIGITS:
         return None  # a body that is set already: a status that has none, whatever length is told
     length = int(digits)
-    if len(data) != head_end + 4 + length or length > limits.max_body_bytes:
+    if len(data) != head_end + 4 + length or length > max_body_bytes:
         return None
     return known, data[head_end + 4 :], digits
+
+
+whole: Callable[[bytes, dict, int, int], tuple | None]
+try:
+    from laya.wire.native_whole import whole
+except ImportError:  # installed without a C compiler
+    whole = whole_in_python

@@ -24,7 +24,7 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 _FRAME_END = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 _FRAME_ENDINGS = (b"\n\n", b"\n\r\n", b"\n\r", b"\r\r", b"\r\r\n")
 _DONE_LINE = re.compile(rb"[\r\n](?:\xef\xbb\xbf)?data:[ ]?\[DONE\][ \t]*(?:[\r\n]|\Z)")
-_WATCH_TAIL = 64  # longer than any form of `data: [DONE]` with blanks behind it that has been seen
+WATCH_TAIL = 64  # longer than any form of `data: [DONE]` with blanks behind it that has been seen
 
 Frame = tuple[bytes | None, bytes | None, bytes]
 
@@ -148,4 +148,4 @@ class StreamWatch:
         tail = self._tail
         if not self.done and (b"[DONE]" in data or b"[DONE]" in tail[-5:] + data[:5]):
             self.done = _DONE_LINE.search(tail + data) is not None
-        self._tail = data[-_WATCH_TAIL:] if len(data) >= _WATCH_TAIL else (tail + data)[-_WATCH_TAIL:]
+        self._tail = data[-WATCH_TAIL:] if len(data) >= WATCH_TAIL else (tail + data)[-WATCH_TAIL:]

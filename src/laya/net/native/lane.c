@@ -1,0 +1,685 @@
+/* The fast lane in C: `ask` and `reply` of laya/net/lane.py, which says what they do and why, and is the reference.
+
+   Each step looks first, and answers False (go the long way) while nothing has been changed. Where it has begun to change things an
+   exception is passed on: the exchange is on its connection by then, and the caller ends it. What is rare (a new lane, a balancer's
+   choice, a full pool) is done by the Python functions that `prepare` is given. tests/gateway/test_lane.py runs both. */
+
+#define _GNU_SOURCE /* memmem */
+#include <time.h>
+
+#include "../../schema/native/routing.h"
+#include "../../wire/native/whole.h"
+#include "slots.h"
+
+static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head, c_keep_alive, c_head_only, c_chunked, c_deadline,
+    c_transport, c_peer, p_buffer, p_phase, p_fast, p_tries_fast, o_method, o_keep_alive, o_started, o_informational,
+    b_request_heads, b_response_heads, b_max_head, b_max_body, q_memo, q_method, r_memo, r_status, r_keep_alive, m_plan, m_lines,
+    m_is_stream, h_owner, h_lanes, h_request_id, f_model, f_stream, f_body, f_members, d_held, d_limit, k_open_until, k_failures,
+    l_route, l_name, l_candidates, l_legs, l_only, g_candidate, g_name, g_pool, g_breaker, g_head, g_lines, g_counted, g_who,
+    g_patience, u_gone, u_transport, u_outbound, u_call, u_in_body, u_deadline, u_reused, u_paused, a_pool, a_listener, a_method,
+    a_head, a_body, a_connection, a_in_one_step, a_done, a_deadline, a_fresh_only, t_bounds, t_counts, t_total,
+    c_paused, p_pending, p_failure, p_body, x_left, x_held, x_authority, w_tail, w_done;
+
+static const Slot SLOTS[] = {
+    {"ClientConnection", "inbound", &c_inbound}, {"ClientConnection", "server", &c_server},
+    {"ClientConnection", "gateway", &c_gateway}, {"ClientConnection", "exchange", &c_exchange},
+    {"ClientConnection", "held", &c_held}, {"ClientConnection", "in_head", &c_in_head},
+    {"ClientConnection", "keep_alive", &c_keep_alive}, {"ClientConnection", "head_only", &c_head_only},
+    {"ClientConnection", "chunked", &c_chunked}, {"ClientConnection", "deadline", &c_deadline},
+    {"ClientConnection", "transport", &c_transport}, {"ClientConnection", "peer", &c_peer},
+    {"Inbound", "buffer", &p_buffer}, {"Inbound", "phase", &p_phase}, {"Inbound", "fast", &p_fast},
+    {"Inbound", "tries_fast", &p_tries_fast}, {"Outbound", "method", &o_method}, {"Outbound", "keep_alive", &o_keep_alive},
+    {"Outbound", "started", &o_started}, {"Outbound", "informational", &o_informational},
+    {"Limits", "request_heads", &b_request_heads}, {"Limits", "response_heads", &b_response_heads},
+    {"Limits", "max_head_bytes", &b_max_head}, {"Limits", "max_body_bytes", &b_max_body}, {"Request", "memo", &q_memo},
+    {"Request", "method", &q_method}, {"Response", "memo", &r_memo}, {"Response", "status", &r_status},
+    {"Response", "keep_alive", &r_keep_alive}, {"Memo", "plan", &m_plan}, {"Memo", "lines", &m_lines},
+    {"Memo", "is_stream", &m_is_stream}, {"HeadPlan", "owner", &h_owner}, {"HeadPlan", "lanes", &h_lanes},
+    {"HeadPlan", "request_id", &h_request_id}, {"RoutingFields", "model", &f_model}, {"RoutingFields", "stream", &f_stream},
+    {"RoutingFields", "_body", &f_body}, {"RoutingFields", "_members", &f_members}, {"Ledger", "held", &d_held},
+    {"Ledger", "limit", &d_limit}, {"Breaker", "open_until", &k_open_until}, {"Breaker", "failures", &k_failures},
+    {"Lane", "route", &l_route}, {"Lane", "name", &l_name}, {"Lane", "candidates", &l_candidates}, {"Lane", "legs", &l_legs},
+    {"Lane", "only", &l_only}, {"Leg", "candidate", &g_candidate}, {"Leg", "name", &g_name}, {"Leg", "pool", &g_pool},
+    {"Leg", "breaker", &g_breaker}, {"Leg", "head", &g_head}, {"Leg", "lines", &g_lines}, {"Leg", "counted", &g_counted},
+    {"Leg", "who", &g_who}, {"Leg", "patience", &g_patience}, {"UpstreamConnection", "gone", &u_gone},
+    {"UpstreamConnection", "transport", &u_transport}, {"UpstreamConnection", "outbound", &u_outbound},
+    {"UpstreamConnection", "call", &u_call}, {"UpstreamConnection", "in_body", &u_in_body},
+    {"UpstreamConnection", "deadline", &u_deadline}, {"UpstreamConnection", "reused", &u_reused},
+    {"UpstreamConnection", "paused", &u_paused}, {"Call", "pool", &a_pool}, {"Call", "listener", &a_listener},
+    {"Call", "method", &a_method}, {"Call", "head", &a_head}, {"Call", "body", &a_body}, {"Call", "connection", &a_connection},
+    {"Call", "in_one_step", &a_in_one_step}, {"Call", "done", &a_done}, {"Call", "deadline", &a_deadline},
+    {"Call", "fresh_only", &a_fresh_only}, {"Histogram", "bounds", &t_bounds}, {"Histogram", "counts", &t_counts},
+    {"Histogram", "total", &t_total}, {"ClientConnection", "paused", &c_paused}, {"Outbound", "_pending", &p_pending},
+    {"Outbound", "_failure", &p_failure}, {"Outbound", "_body", &p_body}, {"ChunkedBody", "_left", &x_left},
+    {"ChunkedBody", "_held", &x_held}, {"ChunkedBody", "_authority", &x_authority}, {"StreamWatch", "_tail", &w_tail},
+    {"StreamWatch", "done", &w_done}, {NULL, NULL, NULL},
+};
+
+/* What `prepare` gives: classes, the long way's functions, and the room's numbers. */
+#define GIVEN(X) X(ClientConnection) X(Inbound) X(Outbound) X(Limits) X(Request) X(Response) X(Memo) X(HeadPlan) \
+    X(RoutingFields) X(Ledger) X(Breaker) X(Lane) X(Leg) X(UpstreamConnection) X(Call) X(Histogram) X(ProxyExchange) \
+    X(in_python) X(lane_of) X(named) X(is_stream) X(WAITING) X(DONE) X(NEVER) X(READ_ON_LOOP) X(JOIN_BELOW) X(IDLE_S) \
+    X(PHASE_HEAD) X(PHASE_BODY) X(PHASE_DONE) X(ChunkedBody) X(StreamWatch) X(STREAMING) X(WATCH_TAIL) X(LARGE_READ)
+/* Attributes of classes without __slots__. */
+#define NAMED(X) X(gateway) X(connection) X(request) X(body) X(plan) X(request_id) X(began) X(fields) X(rule) X(route) X(targets) \
+    X(model) X(target) X(backend) X(leg) X(state) X(call) X(sent_at) X(first_at) X(status) X(limits) X(ledger) X(clock) X(now) \
+    X(settings) X(draining) X(keepalive_timeout_s) X(table) X(staging) X(caching) X(selection) X(turn) X(choose) X(telemetry) \
+    X(upstream) X(requests) X(log) X(info_on) X(watchers) X(recent) X(append) X(line) X(idle) X(inflight) X(waiting) X(retired) \
+    X(line_up) X(send) X(give_back) X(write) X(writelines) X(is_closing) X(get_write_buffer_size) X(new_request_id) \
+    X(_sse) X(_rename) X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s)
+#define DECLARE(name) static PyObject *G_##name;
+GIVEN(DECLARE)
+#undef DECLARE
+#define DECLARE(name) static PyObject *N_##name;
+NAMED(DECLARE)
+#undef DECLARE
+
+static PyObject *self_reply, *zero, *two_hundred, *nothing;
+#define at_head G_PHASE_HEAD
+#define at_done G_PHASE_DONE
+static Py_ssize_t read_on_loop, join_below, watch_tail, large_read;
+static double idle_s;
+
+#define IS(object, class) ((object) && Py_TYPE(object) == (PyTypeObject *)G_##class)
+#define LONG_WAY Py_RETURN_FALSE
+
+/* An attribute that its owner keeps while we look at it; NULL: an exception. */
+static PyObject *kept(PyObject *owner, PyObject *name) {
+    PyObject *found = owner ? PyObject_GetAttr(owner, name) : NULL;
+    Py_XDECREF(found);
+    return found;
+}
+
+static double monotonic(void) { /* as time.perf_counter */
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return (double)((long long)at.tv_sec * 1000000000 + at.tv_nsec) / 1e9;
+}
+
+/* `name` becomes `value`, whose reference is taken. -1: an exception. */
+static int give(PyObject *object, PyObject *name, PyObject *value) {
+    int failed = value ? PyObject_SetAttr(object, name, value) : -1;
+    Py_XDECREF(value);
+    return failed;
+}
+
+static int add(PyObject *object, PyObject *name, long by) {
+    PyObject *held = kept(object, name);
+    return held ? give(object, name, PyLong_FromLong(PyLong_AsLong(held) + by)) : -1;
+}
+
+static int put_new(PyObject *object, Py_ssize_t offset, PyObject *value) {
+    if (!value) return -1;
+    put(object, offset, value);
+    return 0;
+}
+
+/* The result of a call, which nobody wants. -1: an exception. */
+static int done_with(PyObject *result) {
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
+/* -1: an exception. */
+static int is_true(PyObject *result) {
+    int truth = result ? PyObject_IsTrue(result) : -1;
+    Py_XDECREF(result);
+    return truth;
+}
+
+static int observe(PyObject *histogram, double seconds) {
+    if (!IS(histogram, Histogram)) return -1;
+    PyObject *bounds = AT(histogram, t_bounds), *counts = AT(histogram, t_counts);
+    Py_ssize_t bucket = 0, count = PyTuple_GET_SIZE(bounds);
+    while (bucket < count && PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(bounds, bucket)) < seconds) bucket++;
+    PyObject *more = PyLong_FromLongLong(PyLong_AsLongLong(PyList_GET_ITEM(counts, bucket)) + 1);
+    if (!more || PyList_SetItem(counts, bucket, more)) return -1;
+    return put_new(histogram, t_total, PyFloat_FromDouble(PyFloat_AsDouble(AT(histogram, t_total)) + seconds));
+}
+
+static int count_request(PyObject *requests, PyObject *labels) {
+    PyObject *before = requests ? PyDict_GetItemWithError(requests, labels) : NULL;
+    if (!before && PyErr_Occurred()) return -1;
+    PyObject *more = PyLong_FromLongLong((before ? PyLong_AsLongLong(before) : 0) + 1);
+    int failed = more ? PyDict_SetItem(requests, labels, more) : -1;
+    Py_XDECREF(more);
+    return failed;
+}
+
+/* A parser between messages, which reads the common ones itself. */
+static int is_between(PyObject *parser, PyObject *phase) {
+    return AT(parser, p_phase) == phase && AT(parser, p_fast) == Py_True && PyBytes_GET_SIZE(AT(parser, p_buffer)) == 0;
+}
+
+static int find_in(PyObject *data, PyObject *limits, Py_ssize_t heads, Whole *found) {
+    Py_ssize_t max_head = PyLong_AsSsize_t(AT(limits, b_max_head));
+    return find_whole(data, AT(limits, heads), max_head, PyLong_AsLongLong(AT(limits, b_max_body)), found);
+}
+
+/* -- the request ------------------------------------------------------------------------------------------------------------- */
+
+/* The lane of a model's name, borrowed from the plan; NULL: none, or an exception. */
+static PyObject *find_lane(PyObject *gateway, PyObject *request, PyObject *plan, PyObject *model) {
+    PyObject *lane = PyDict_GetItemWithError(AT(plan, h_lanes), model);
+    if (lane || PyErr_Occurred()) return lane;
+    PyObject *given[] = {gateway, request, plan, model};
+    lane = PyObject_Vectorcall(G_lane_of, given, 4, NULL); /* which keeps it in the plan */
+    Py_XDECREF(lane);
+    return lane == Py_None ? NULL : lane;
+}
+
+static PyObject *fields_of(PyObject *model, PyObject *stream, PyObject *body) {
+    PyTypeObject *class = (PyTypeObject *)G_RoutingFields;
+    PyObject *fields = class->tp_alloc(class, 0);
+    if (!fields) return NULL;
+    set(fields, f_model, model);
+    set(fields, f_stream, stream);
+    set(fields, f_body, body);
+    set(fields, f_members, Py_None);
+    return fields;
+}
+
+/* The head without its last blank line's body, and `body` behind it where `joined`. */
+static PyObject *message_of(PyObject *leg, PyObject *request_id, PyObject *body, int joined) {
+    PyObject *head = AT(leg, g_head);
+    char framing[64];
+    Py_ssize_t length = PyBytes_GET_SIZE(body), first = PyBytes_GET_SIZE(head), second = PyBytes_GET_SIZE(request_id);
+    Py_ssize_t third = snprintf(framing, sizeof framing, "\r\ncontent-length: %zd\r\n\r\n", length);
+    PyObject *message = PyBytes_FromStringAndSize(NULL, first + second + third + (joined ? length : 0));
+    if (!message) return NULL;
+    char *to = PyBytes_AS_STRING(message);
+    memcpy(to, PyBytes_AS_STRING(head), first);
+    memcpy(to += first, PyBytes_AS_STRING(request_id), second);
+    memcpy(to += second, framing, third);
+    if (joined) memcpy(to + third, PyBytes_AS_STRING(body), length);
+    return message;
+}
+
+static PyObject *call_of(PyObject *pool, PyObject *exchange, PyObject *method, PyObject *message, PyObject *body) {
+    PyTypeObject *class = (PyTypeObject *)G_Call;
+    PyObject *call = class->tp_alloc(class, 0);
+    if (!call) return NULL;
+    set(call, a_pool, pool);
+    set(call, a_listener, exchange);
+    set(call, a_method, method);
+    set(call, a_head, message);
+    set(call, a_body, body);
+    set(call, a_connection, Py_None);
+    set(call, a_in_one_step, self_reply);
+    set(call, a_done, Py_False);
+    set(call, a_deadline, zero);
+    set(call, a_fresh_only, Py_False);
+    return call;
+}
+
+/* As UpstreamConnection.send. -1: an exception. */
+static int send_on(PyObject *upstream, PyObject *call, PyObject *leg, PyObject *body, int joined) {
+    PyObject *outbound = AT(upstream, u_outbound), *transport = AT(upstream, u_transport);
+    if (!IS(outbound, Outbound) || AT(outbound, p_phase) != at_done || PyBytes_GET_SIZE(AT(outbound, p_buffer)))
+        return done_with(PyObject_CallMethodOneArg(upstream, N_send, call));
+    PyObject *now = kept(kept(AT(leg, g_pool), N_clock), N_now);
+    if (!now) return -1;
+    double until = PyFloat_AsDouble(now) + PyFloat_AsDouble(AT(leg, g_patience));
+    set(upstream, u_call, call);
+    set(upstream, u_in_body, Py_False);
+    if (put_new(upstream, u_deadline, PyFloat_FromDouble(until))) return -1;
+    set(call, a_connection, upstream);
+    set(outbound, p_phase, at_head);
+    set(outbound, p_fast, AT(outbound, p_tries_fast));
+    set(outbound, o_method, AT(call, a_method));
+    set(outbound, o_informational, zero);
+    set(outbound, o_started, Py_False);
+    PyObject *message = AT(call, a_head);
+    if (joined) return done_with(PyObject_CallMethodOneArg(transport, N_write, message));
+    PyObject *both = PyTuple_Pack(2, message, body);
+    int failed = both ? done_with(PyObject_CallMethodOneArg(transport, N_writelines, both)) : -1;
+    Py_XDECREF(both);
+    return failed;
+}
+
+typedef struct { /* of one request; borrowed but for those that `let_go` gives back */
+    PyObject *connection, *inbound, *server, *gateway, *ledger, *request, *plan, *lane, *leg, *pool, *idle;
+    PyObject *model, *stream, *candidates, *upstream, *body, *fields, *request_id;
+    double began;
+} Asked;
+
+static void let_go(Asked *asked) {
+    Py_CLEAR(asked->model);
+    Py_CLEAR(asked->candidates);
+    Py_CLEAR(asked->upstream);
+    Py_CLEAR(asked->body);
+    Py_CLEAR(asked->fields);
+    Py_CLEAR(asked->request_id);
+}
+
+/* Where the request goes. 1: there; 0: the long way; -1: an exception. */
+static int find_leg(Asked *asked) {
+    asked->lane = find_lane(asked->gateway, asked->request, asked->plan, asked->model);
+    if (!IS(asked->lane, Lane)) return PyErr_Occurred() ? -1 : 0;
+    asked->began = monotonic();
+    asked->leg = AT(asked->lane, l_only);
+    PyObject *selection = kept(asked->gateway, N_selection);
+    if (!selection) return -1;
+    int chosen = asked->leg == Py_None;
+    if (chosen) {
+        PyObject *given[] = {selection, AT(asked->lane, l_route), Py_None};
+        asked->candidates = PyObject_VectorcallMethod(N_choose, given, 3, NULL);
+        if (!asked->candidates) return -1;
+        PyObject *best = PyList_GetItem(asked->candidates, 0);
+        asked->leg = best ? PyDict_GetItemWithError(AT(asked->lane, l_legs), best) : NULL;
+    } else {
+        asked->candidates = Py_NewRef(AT(asked->lane, l_candidates));
+    }
+    if (!IS(asked->leg, Leg) || !IS(AT(asked->leg, g_breaker), Breaker)) return PyErr_Occurred() ? -1 : 0;
+    asked->pool = AT(asked->leg, g_pool);
+    asked->idle = kept(asked->pool, N_idle);
+    if (!asked->idle || !PyList_CheckExact(asked->idle)) return PyErr_Occurred() ? -1 : 0;
+    Py_ssize_t idle = PyList_GET_SIZE(asked->idle);
+    int busy = 0;
+    if (idle) {
+        asked->upstream = Py_NewRef(PyList_GET_ITEM(asked->idle, idle - 1));
+        if (!IS(asked->upstream, UpstreamConnection)) return 0;
+        busy = AT(asked->upstream, u_gone) == Py_True;
+        if (!busy) busy = is_true(PyObject_CallMethodNoArgs(AT(asked->upstream, u_transport), N_is_closing));
+        if (busy < 0) return -1;
+    }
+    int open = PyObject_IsTrue(AT(AT(asked->leg, g_breaker), k_open_until));
+    if (open < 0) return -1;
+    if (busy || open) return chosen && add(selection, N_turn, -1) ? -1 : 0; /* the long way chooses, and counts it */
+    return 1;
+}
+
+/* The exchange that the long way would have made, on its connection. -1: an exception. */
+static int begin(Asked *asked, Py_ssize_t length) {
+    PyTypeObject *class = (PyTypeObject *)G_ProxyExchange;
+    PyObject *exchange = class->tp_alloc(class, 0);
+    if (!exchange) return -1;
+    PyObject *connection = asked->connection, *leg = asked->leg, *lane = asked->lane;
+    int failed = PyObject_SetAttr(exchange, N_gateway, asked->gateway) || PyObject_SetAttr(exchange, N_connection, connection)
+        || PyObject_SetAttr(exchange, N_request, asked->request) || PyObject_SetAttr(exchange, N_body, asked->body)
+        || PyObject_SetAttr(exchange, N_plan, asked->plan) || PyObject_SetAttr(exchange, N_request_id, asked->request_id)
+        || give(exchange, N_began, PyFloat_FromDouble(asked->began)) || PyObject_SetAttr(exchange, N_fields, asked->fields)
+        || PyObject_SetAttr(exchange, N_rule, AT(lane, l_route)) || PyObject_SetAttr(exchange, N_route, AT(lane, l_name))
+        || PyObject_SetAttr(exchange, N_targets, asked->candidates) || PyObject_SetAttr(exchange, N_model, asked->model)
+        || PyObject_SetAttr(exchange, N_target, AT(leg, g_candidate)) || PyObject_SetAttr(exchange, N_backend, AT(leg, g_name))
+        || PyObject_SetAttr(exchange, N_leg, leg) || PyObject_SetAttr(exchange, N_state, G_WAITING);
+    PyObject *held = failed ? NULL : PyLong_FromSsize_t(length);
+    PyObject *all = held ? PyLong_FromSsize_t(PyLong_AsSsize_t(AT(asked->ledger, d_held)) + length) : NULL;
+    if (!all) {
+        Py_XDECREF(held);
+        Py_DECREF(exchange);
+        return -1;
+    }
+    put(asked->ledger, d_held, all);
+    put(connection, c_held, held);
+    set(connection, c_in_head, Py_False);
+    set(connection, c_keep_alive, Py_True);
+    set(connection, c_head_only, Py_False);
+    set(connection, c_chunked, Py_True);
+    set(connection, c_deadline, G_NEVER);
+    set(asked->inbound, p_phase, at_done);
+    put(connection, c_exchange, exchange);
+    return 0;
+}
+
+/* -1: an exception. */
+static int send_out(Asked *asked, Py_ssize_t length) {
+    PyObject *exchange = Py_NewRef(AT(asked->connection, c_exchange));
+    int joined = length < join_below, failed = -1;
+    PyObject *message = message_of(asked->leg, asked->request_id, asked->body, joined);
+    PyObject *call = message ? call_of(asked->pool, exchange, AT(asked->request, q_method), message, joined ? nothing : asked->body)
+                             : NULL;
+    double sent_at = monotonic();
+    if (call && !PyObject_SetAttr(exchange, N_call, call) && !give(exchange, N_sent_at, PyFloat_FromDouble(sent_at))
+        && !add(asked->pool, N_inflight, 1)) {
+        if (!asked->upstream) {
+            failed = done_with(PyObject_CallMethodOneArg(asked->pool, N_line_up, call));
+        } else {
+            Py_ssize_t idle = PyList_GET_SIZE(asked->idle);
+            failed = PyList_SetSlice(asked->idle, idle - 1, idle, NULL)
+                || send_on(asked->upstream, call, asked->leg, asked->body, joined);
+        }
+    }
+    if (!failed) failed = observe(kept(kept(asked->gateway, N_telemetry), N_route), sent_at - asked->began);
+    Py_XDECREF(message);
+    Py_XDECREF(call);
+    Py_DECREF(exchange);
+    return failed;
+}
+
+static PyObject *ask(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+    Asked asked = {0};
+    PyObject *data = given[1];
+    if (count != 2 || !G_ClientConnection || !IS(given[0], ClientConnection) || !PyBytes_CheckExact(data)) LONG_WAY;
+    PyObject *connection = asked.connection = given[0];
+    asked.inbound = AT(connection, c_inbound);
+    if (PyBytes_GET_SIZE(data) > read_on_loop || !IS(asked.inbound, Inbound) || !is_between(asked.inbound, at_head)) LONG_WAY;
+    asked.server = AT(connection, c_server);
+    asked.gateway = AT(connection, c_gateway);
+    PyObject *limits = kept(asked.server, N_limits);
+    asked.ledger = kept(asked.server, N_ledger);
+    if (!limits || !asked.ledger) return NULL;
+    if (!IS(limits, Limits) || !IS(asked.ledger, Ledger)) LONG_WAY;
+    Whole found;
+    int known = find_in(data, limits, b_request_heads, &found);
+    if (known < 0) return NULL;
+    if (!known || !IS(found.message, Request) || !found.length) LONG_WAY;
+    asked.request = found.message;
+    asked.plan = AT(AT(asked.request, q_memo), m_plan);
+    if (!IS(asked.plan, HeadPlan)) LONG_WAY;
+    PyObject *table = kept(asked.gateway, N_table), *caching = kept(kept(asked.gateway, N_staging), N_caching);
+    if (!table || !caching) return NULL;
+    if (AT(asked.plan, h_owner) != table) LONG_WAY;
+    if (caching != Py_None) return PyObject_Vectorcall(G_in_python, given, 2, NULL);
+    if (PyLong_AsSsize_t(AT(asked.ledger, d_held)) + found.length > PyLong_AsSsize_t(AT(asked.ledger, d_limit))) LONG_WAY;
+    int judged = routing_of(found.body, found.length, &asked.model, &asked.stream);
+    if (judged <= 0) return judged < 0 ? NULL : Py_NewRef(Py_False);
+
+    int there = find_leg(&asked);
+    if (there > 0) {
+        asked.body = PyBytes_FromStringAndSize(found.body, found.length);
+        asked.fields = asked.body ? fields_of(asked.model, asked.stream, asked.body) : NULL;
+        PyObject *named = AT(asked.plan, h_request_id);
+        asked.request_id = named != Py_None ? Py_NewRef(named) : PyObject_CallMethodNoArgs(asked.gateway, N_new_request_id);
+        if (!asked.fields || !asked.request_id || begin(&asked, found.length) || send_out(&asked, found.length)) there = -1;
+    }
+    let_go(&asked);
+    return there < 0 ? NULL : PyBool_FromLong(there);
+}
+
+/* -- the answer -------------------------------------------------------------------------------------------------------------- */
+
+static const char DAYS[] = "SunMonTueWedThuFriSat", MONTHS[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
+
+/* The time of now as HTTP and as the log have it, made anew once a second. */
+static struct {
+    time_t second;
+    char http[96], iso[96];
+} stamp;
+
+static long look_at_clock(void) { /* milliseconds within the second */
+    struct timespec at;
+    clock_gettime(CLOCK_REALTIME, &at);
+    if (at.tv_sec != stamp.second) {
+        struct tm t;
+        gmtime_r(&at.tv_sec, &t);
+        stamp.second = at.tv_sec;
+        snprintf(stamp.http, sizeof stamp.http, "%.3s, %02d %.3s %04d %02d:%02d:%02d GMT", DAYS + 3 * t.tm_wday, t.tm_mday,
+                 MONTHS + 3 * t.tm_mon, t.tm_year + 1900, t.tm_hour, t.tm_min, t.tm_sec);
+        snprintf(stamp.iso, sizeof stamp.iso, "%04d-%02d-%02dT%02d:%02d:%02d", t.tm_year + 1900, t.tm_mon + 1, t.tm_mday,
+                 t.tm_hour, t.tm_min, t.tm_sec);
+    }
+    return at.tv_nsec / 1000000;
+}
+
+static char *append(char *to, const char *from, Py_ssize_t length) {
+    memcpy(to, from, length);
+    return to + length;
+}
+
+static char *append_bytes(char *to, PyObject *bytes) {
+    return append(to, PyBytes_AS_STRING(bytes), PyBytes_GET_SIZE(bytes));
+}
+
+static PyObject *answer_of(PyObject *lines, PyObject *leg, PyObject *request_id, const Whole *found) {
+    char head[160];
+    Py_ssize_t first = snprintf(
+        head, sizeof head, "HTTP/1.1 200 OK\r\ndate: %s\r\ncontent-length: %zd\r\n", stamp.http, found->length);
+    PyObject *own = AT(leg, g_lines);
+    Py_ssize_t size = first + PyBytes_GET_SIZE(lines) + PyBytes_GET_SIZE(own) + PyBytes_GET_SIZE(request_id) + 4 + found->length;
+    PyObject *answer = PyBytes_FromStringAndSize(NULL, size);
+    if (!answer) return NULL;
+    char *to = append(PyBytes_AS_STRING(answer), head, first);
+    to = append_bytes(append_bytes(append_bytes(to, lines), own), request_id);
+    append(append(to, "\r\n\r\n", 4), found->body, found->length);
+    return answer;
+}
+
+/* As laya.log.access_line for an answer of 200. */
+static PyObject *line_of(PyObject *request_id, PyObject *who, double seconds, long ms) {
+    static const char END[] = ",\"status\":200,\"outcome\":\"ok\",\"seconds\":";
+    char begin[160], number[64];
+    Py_ssize_t first = snprintf(
+        begin, sizeof begin, "{\"time\":\"%s.%03ldZ\",\"level\":\"info\",\"event\":\"request\",\"id\":\"", stamp.iso, ms);
+    long long micros = (long long)(seconds * 1e6 + 0.5);
+    Py_ssize_t last = snprintf(number, sizeof number, "%lld.%06lld}\n", micros / 1000000, micros % 1000000);
+    Py_ssize_t size = first + PyBytes_GET_SIZE(request_id) + 2 + PyBytes_GET_SIZE(who) + (sizeof END - 1) + last;
+    PyObject *line = PyBytes_FromStringAndSize(NULL, size);
+    if (!line) return NULL;
+    char *to = append_bytes(append(PyBytes_AS_STRING(line), begin, first), request_id);
+    to = append(append_bytes(append(to, "\",", 2), who), END, sizeof END - 1);
+    append(to, number, last);
+    return line;
+}
+
+/* As Gateway.finished. -1: an exception. */
+static int keep_books(PyObject *gateway, PyObject *exchange, PyObject *leg, PyObject *request_id, double now, long ms) {
+    PyObject *telemetry = kept(gateway, N_telemetry), *sent_at = kept(exchange, N_sent_at), *began = kept(exchange, N_began);
+    if (!telemetry || !sent_at || !began) return -1;
+    double seconds = now - PyFloat_AsDouble(began);
+    if (observe(kept(telemetry, N_upstream), now - PyFloat_AsDouble(sent_at))) return -1;
+    if (count_request(kept(telemetry, N_requests), AT(leg, g_counted))) return -1;
+    PyObject *log = kept(gateway, N_log), *info_on = kept(log, N_info_on), *watchers = kept(gateway, N_watchers);
+    if (!info_on || !watchers) return -1;
+    if (info_on != Py_True && !PyObject_IsTrue(watchers)) return 0;
+    PyObject *peer = AT(kept(exchange, N_connection), c_peer), *who = PyDict_GetItemWithError(AT(leg, g_who), peer);
+    if (who) Py_INCREF(who);
+    else if (!PyErr_Occurred()) who = PyObject_CallFunctionObjArgs(G_named, leg, exchange, NULL);
+    PyObject *line = who ? line_of(request_id, who, seconds, ms) : NULL;
+    int failed = line ? done_with(PyObject_CallMethodOneArg(kept(gateway, N_recent), N_append, line)) : -1;
+    if (!failed && info_on == Py_True) failed = done_with(PyObject_CallMethodOneArg(log, N_line, line));
+    Py_XDECREF(line);
+    Py_XDECREF(who);
+    return failed;
+}
+
+/* The connection is in its pool again. -1: an exception. */
+static int give_back(PyObject *upstream, PyObject *call, PyObject *pool) {
+    PyObject *outbound = AT(upstream, u_outbound);
+    set(outbound, o_keep_alive, Py_True);
+    set(outbound, p_phase, at_done);
+    set(call, a_done, Py_True);
+    set(upstream, u_call, Py_None);
+    set(upstream, u_reused, Py_True);
+    PyObject *waiting = kept(pool, N_waiting), *retired = kept(pool, N_retired), *idle = kept(pool, N_idle);
+    PyObject *now = kept(kept(pool, N_clock), N_now);
+    if (!waiting || !retired || !idle || !now) return -1;
+    if (PyObject_Size(waiting) || retired != Py_False) return done_with(PyObject_CallMethodOneArg(pool, N_give_back, upstream));
+    if (add(pool, N_inflight, -1) || put_new(upstream, u_deadline, PyFloat_FromDouble(PyFloat_AsDouble(now) + idle_s))) return -1;
+    return PyList_Append(idle, upstream);
+}
+
+/* The connection waits for its client's next request. -1: an exception. */
+static int go_on(PyObject *connection, PyObject *server, PyObject *ledger) {
+    PyObject *inbound = AT(connection, c_inbound), *now = kept(kept(server, N_clock), N_now);
+    PyObject *idle_time = kept(kept(server, N_settings), N_keepalive_timeout_s);
+    if (!now || !idle_time) return -1;
+    Py_ssize_t held = PyLong_AsSsize_t(AT(ledger, d_held)) - PyLong_AsSsize_t(AT(connection, c_held));
+    set(connection, c_exchange, Py_None);
+    set(inbound, p_phase, at_head);
+    set(inbound, p_fast, AT(inbound, p_tries_fast));
+    set(connection, c_held, zero);
+    if (put_new(ledger, d_held, PyLong_FromSsize_t(held))) return -1;
+    return put_new(connection, c_deadline, PyFloat_FromDouble(PyFloat_AsDouble(now) + PyFloat_AsDouble(idle_time)));
+}
+
+/* The whole answer lies in `found`. -1: an exception. */
+static int pass_on(PyObject *upstream, PyObject *call, PyObject *exchange, PyObject *leg, PyObject *lines, const Whole *found) {
+    PyObject *connection = Py_XNewRef(kept(exchange, N_connection)), *gateway = kept(exchange, N_gateway);
+    PyObject *request_id = Py_XNewRef(kept(exchange, N_request_id)), *answer = NULL;
+    int failed = -1;
+    if (connection && gateway && request_id) {
+        PyObject *server = AT(connection, c_server), *ledger = kept(server, N_ledger);
+        double now = monotonic();
+        long ms = look_at_clock();
+        answer = answer_of(lines, leg, request_id, found);
+        failed = !ledger || !answer || give_back(upstream, call, AT(leg, g_pool))
+            || done_with(PyObject_CallMethodOneArg(AT(connection, c_transport), N_write, answer))
+            || give(exchange, N_first_at, PyFloat_FromDouble(now)) || PyObject_SetAttr(exchange, N_status, two_hundred)
+            || PyObject_SetAttr(exchange, N_call, Py_None) || PyObject_SetAttr(exchange, N_state, G_DONE)
+            || keep_books(gateway, exchange, leg, request_id, now, ms) || go_on(connection, server, ledger);
+    }
+    Py_XDECREF(answer);
+    Py_XDECREF(request_id);
+    Py_XDECREF(connection);
+    return failed ? -1 : 0;
+}
+
+/* 1: the client's connection can take a whole answer and go on; 0: not; -1: an exception. */
+static int is_ready(PyObject *connection) {
+    if (!IS(connection, ClientConnection) || !IS(AT(connection, c_inbound), Inbound)) return PyErr_Occurred() ? -1 : 0;
+    PyObject *draining = kept(AT(connection, c_server), N_draining);
+    if (!draining) return -1;
+    return draining == Py_False && PyBytes_GET_SIZE(AT(AT(connection, c_inbound), p_buffer)) == 0;
+}
+
+/* 1: the backend's connection has sent and taken everything, and stays open; 0: not; -1: an exception. */
+static int is_reusable(PyObject *upstream) {
+    PyObject *transport = AT(upstream, u_transport);
+    int busy = is_true(PyObject_CallMethodNoArgs(transport, N_get_write_buffer_size));
+    if (!busy) busy = is_true(PyObject_CallMethodNoArgs(transport, N_is_closing));
+    return busy < 0 ? -1 : !busy;
+}
+
+/* -- a frame of a stream ----------------------------------------------------------------------------------------------------- */
+
+/* The payload when `data` is exactly one chunk, its size written as ours are, that ends a frame; else NULL. */
+static const char *frame_in(PyObject *data, Py_ssize_t *length) {
+    const char *p = PyBytes_AS_STRING(data), *end = p + PyBytes_GET_SIZE(data), *first = p;
+    Py_ssize_t size = 0;
+    for (; p < end && p - first < 8 && ((*p >= '0' && *p <= '9') || (*p >= 'a' && *p <= 'f')); p++)
+        size = size << 4 | (*p <= '9' ? *p - '0' : *p - 'a' + 10);
+    if (*first == '0' || size < 4 || end - p != size + 4 || p[0] != '\r' || p[1] != '\n' || end[-2] != '\r' || end[-1] != '\n')
+        return NULL;
+    const char *last = end - 2;
+    *length = size;
+    int ends = !memcmp(last - 2, "\n\n", 2) || !memcmp(last - 2, "\r\r", 2) || !memcmp(last - 4, "\r\n\r\n", 4);
+    return ends ? p + 2 : NULL;
+}
+
+/* As StreamWatch.see. -1: an exception. */
+static int see(PyObject *watch, const char *payload, Py_ssize_t length) {
+    PyObject *tail = AT(watch, w_tail);
+    Py_ssize_t size = PyBytes_GET_SIZE(tail);
+    int clear = size >= 2 && !memcmp(PyBytes_AS_STRING(tail) + size - 2, "\n\n", 2); /* no mark can lie across the border */
+    if (clear && length >= watch_tail && !memmem(payload, length, "[DONE]", 6))
+        return put_new(watch, w_tail, PyBytes_FromStringAndSize(payload + length - watch_tail, watch_tail));
+    PyObject *seen = PyBytes_FromStringAndSize(payload, length);
+    int failed = seen ? done_with(PyObject_CallMethodOneArg(watch, N_see, seen)) : -1;
+    Py_XDECREF(seen);
+    return failed;
+}
+
+/* 1: the chunk went to the client as it came; 0: the long way; -1: an exception. */
+static int pass_frame(PyObject *upstream, PyObject *exchange, PyObject *data) {
+    PyObject *outbound = AT(upstream, u_outbound), *body = IS(outbound, Outbound) ? AT(outbound, p_body) : NULL;
+    if (!IS(body, ChunkedBody) || AT(outbound, p_phase) != G_PHASE_BODY || PyBytes_GET_SIZE(AT(outbound, p_buffer))
+        || PyBytes_GET_SIZE(AT(outbound, p_pending)) || AT(outbound, p_failure) != Py_None || AT(body, x_left) != zero
+        || PyBytes_GET_SIZE(AT(body, x_held)) || AT(body, x_authority) != Py_None || AT(upstream, u_paused) != Py_False)
+        return 0;
+    Py_ssize_t length;
+    const char *payload = PyBytes_GET_SIZE(data) <= large_read ? frame_in(data, &length) : NULL;
+    if (!payload) return 0;
+    PyObject *state = kept(exchange, N_state), *sse = kept(exchange, N__sse), *rename = kept(exchange, N__rename);
+    PyObject *partial = kept(exchange, N__partial), *first_at = kept(exchange, N_first_at), *watch = kept(exchange, N__watch);
+    PyObject *connection = kept(exchange, N_connection), *pool = NULL;
+    if (!state || !sse || !rename || !partial || !first_at || !watch || !connection) return -1;
+    if (state != G_STREAMING || sse != Py_True || rename != Py_None || PyBytes_GET_SIZE(partial) || !PyFloat_AsDouble(first_at)
+        || !IS(watch, StreamWatch) || !IS(connection, ClientConnection) || AT(connection, c_exchange) != exchange
+        || AT(connection, c_chunked) != Py_True || AT(connection, c_head_only) != Py_False
+        || AT(connection, c_paused) != Py_False)
+        return 0;
+    Py_INCREF(exchange);
+    Py_INCREF(watch);
+    Py_INCREF(connection);
+    int failed = done_with(PyObject_CallMethodOneArg(AT(connection, c_transport), N_write, data));
+    if (!failed && AT(connection, c_paused) != Py_False) failed = done_with(PyObject_CallMethodNoArgs(exchange, N_hold_back));
+    if (!failed) failed = see(watch, payload, length);
+    if (!failed && AT(upstream, u_call) != Py_None && AT(upstream, u_paused) == Py_False) {
+        pool = AT(AT(upstream, u_call), a_pool);
+        PyObject *now = kept(kept(pool, N_clock), N_now), *patience = kept(kept(pool, N_settings), N_idle_timeout_s);
+        failed = !now || !patience
+            || put_new(upstream, u_deadline, PyFloat_FromDouble(PyFloat_AsDouble(now) + PyFloat_AsDouble(patience)));
+    }
+    Py_DECREF(connection);
+    Py_DECREF(watch);
+    Py_DECREF(exchange);
+    return failed ? -1 : 1;
+}
+
+static PyObject *reply(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+    if (count != 3 || !IS(given[0], UpstreamConnection) || !IS(given[1], Call) || !PyBytes_CheckExact(given[2])) LONG_WAY;
+    PyObject *upstream = given[0], *call = given[1], *exchange = AT(call, a_listener), *outbound = AT(upstream, u_outbound);
+    if (!IS(exchange, ProxyExchange)) LONG_WAY;
+    if (AT(upstream, u_in_body) == Py_True) {
+        int passed = pass_frame(upstream, exchange, given[2]);
+        return passed < 0 ? NULL : PyBool_FromLong(passed);
+    }
+    if (!IS(outbound, Outbound) || !is_between(outbound, at_head)) LONG_WAY;
+    if (AT(upstream, u_paused) != Py_False) LONG_WAY;
+    PyObject *state = kept(exchange, N_state), *leg = kept(exchange, N_leg), *limits = kept(AT(call, a_pool), N_limits);
+    if (!state || !leg || !limits) return NULL;
+    if (state != G_WAITING || !IS(leg, Leg) || !IS(limits, Limits)) LONG_WAY;
+    PyObject *breaker = AT(leg, g_breaker);
+    if (!IS(breaker, Breaker) || AT(breaker, k_failures) != zero) LONG_WAY;
+    Whole found;
+    int known = find_in(given[2], limits, b_response_heads, &found);
+    if (known < 0) return NULL;
+    if (!known || !IS(found.message, Response) || !found.digits || found.length >= join_below) LONG_WAY;
+    PyObject *response = found.message, *memo = AT(response, r_memo), *lines = AT(memo, m_lines);
+    if (AT(response, r_keep_alive) != Py_True || PyLong_AsLong(AT(response, r_status)) != 200 || !PyBytes_Check(lines)) LONG_WAY;
+    if (AT(memo, m_is_stream) == Py_None && put_new(memo, m_is_stream, PyObject_CallOneArg(G_is_stream, response))) return NULL;
+    if (AT(memo, m_is_stream) != Py_False) LONG_WAY;
+    int ready = is_ready(kept(exchange, N_connection));
+    if (ready > 0) ready = is_reusable(upstream);
+    if (ready <= 0) return ready < 0 ? NULL : Py_NewRef(Py_False);
+    Py_INCREF(lines);
+    Py_INCREF(leg);
+    Py_INCREF(exchange);
+    int failed = pass_on(upstream, call, exchange, leg, lines, &found);
+    Py_DECREF(exchange);
+    Py_DECREF(leg);
+    Py_DECREF(lines);
+    return failed ? NULL : Py_NewRef(Py_True);
+}
+
+/* -- setting up -------------------------------------------------------------------------------------------------------------- */
+
+static PyObject *prepare(PyObject *module, PyObject *given) {
+    if (!PyDict_Check(given)) return PyErr_Format(PyExc_TypeError, "prepare(given: dict)");
+#define TAKE(name) \
+    PyObject *name = PyDict_GetItemString(given, #name); \
+    if (!name) return PyErr_Format(PyExc_TypeError, #name " is missing");
+    GIVEN(TAKE)
+#undef TAKE
+    if (resolve(SLOTS, given)) return NULL;
+    read_on_loop = PyLong_AsSsize_t(READ_ON_LOOP);
+    join_below = PyLong_AsSsize_t(JOIN_BELOW);
+    watch_tail = PyLong_AsSsize_t(WATCH_TAIL);
+    large_read = PyLong_AsSsize_t(LARGE_READ);
+    idle_s = PyFloat_AsDouble(IDLE_S);
+    if (PyErr_Occurred()) return NULL;
+#define KEEP(name) Py_XSETREF(G_##name, Py_NewRef(name));
+    GIVEN(KEEP)
+#undef KEEP
+    Py_XSETREF(self_reply, PyObject_GetAttrString(module, "reply"));
+    return self_reply ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyMethodDef functions[] = {
+    {"ask", (PyCFunction)(void (*)(void))ask, METH_FASTCALL, "As laya.net.lane.ask_in_python."},
+    {"reply", (PyCFunction)(void (*)(void))reply, METH_FASTCALL, "As laya.net.lane.reply_in_python."},
+    {"prepare", prepare, METH_O, "Take the classes, functions and numbers named. Raises TypeError for a class without these slots."},
+    {NULL, NULL, 0, NULL},
+};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native_lane", NULL, 0, functions, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit_native_lane(void) {
+#define INTERN(name) if (!(N_##name = PyUnicode_InternFromString(#name))) return NULL;
+    NAMED(INTERN)
+#undef INTERN
+    zero = PyLong_FromLong(0);
+    two_hundred = PyLong_FromLong(200);
+    nothing = PyBytes_FromStringAndSize(NULL, 0);
+    return zero && two_hundred && nothing ? PyModule_Create(&definition) : NULL;
+}
