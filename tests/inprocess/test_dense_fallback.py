@@ -6,6 +6,8 @@ import msgspec
 import pytest
 import torch
 
+from laya.cli.doctor_finding import OK, WARN
+from laya.cli.doctor_machine import four_bit_product
 from laya.config import Config, EngineConfig, InferenceConfig
 from laya.errors import StartError
 from laya.inprocess import build_engines
@@ -25,11 +27,18 @@ class Log:
 
 
 @pytest.fixture
-def on_card(monkeypatch):
-    """(free bytes of the card, its product) -> the start of an engine on it, as far as the plan; SmolLM2 in 4 bits."""
+def a_card(monkeypatch):
+    """Torch sees one, of which nothing is known yet."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     product_holds.cache_clear()
+    yield
+    product_holds.cache_clear()
+
+
+@pytest.fixture
+def on_card(monkeypatch, a_card):
+    """(free bytes of the card, its product) -> the start of an engine on it, as far as the plan; SmolLM2 in 4 bits."""
 
     def start(model: str, free: int, product=card.product, **settings) -> Log:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, free))
@@ -42,8 +51,7 @@ def on_card(monkeypatch):
             build_engines(config, post=lambda call: None, on_failed=lambda error, ready: None, log=log)
         return log
 
-    yield start
-    product_holds.cache_clear()
+    return start
 
 
 def swapped(x, packed, group, pair):
@@ -82,3 +90,14 @@ def test_a_plan_that_may_shrink_does_so_for_dense_weights_too(on_card, model_pat
     whole = on_card(str(model_path), 4 * GIB, **large)
     shrunk = on_card(str(model_path), planned(whole) - 40 * MIB, swapped, **large)
     assert shrunk.plans[0]["window"] < whole.plans[0]["window"] and planned(shrunk) <= shrunk.plans[0]["limit"]
+
+
+@pytest.mark.parametrize("product, state", [(card.product, OK), (swapped, WARN), (raising, WARN)])
+def test_doctor_tells_whether_a_cards_product_is_right(product, state, a_card):
+    with card.Card(product=product):
+        (found,) = four_bit_product()
+    assert found.state == state and ("32 columns in groups of 32" in found.text) == (state == WARN)
+
+
+def test_doctor_says_nothing_of_it_without_a_card():
+    assert list(four_bit_product()) == []

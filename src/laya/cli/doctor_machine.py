@@ -26,6 +26,7 @@ TESTED_PYTHON = ((3, 11), (3, 13))  # oldest and newest that the tests have run 
 NVIDIA = "/dev/nvidiactl"  # there wherever the driver is
 # Descriptors besides connections: files, listeners, the session table, pipes to commands, and some to spare.
 OTHER_FILES = 64
+FOUR_BIT_SHAPES = ((32, 32), (64, 64), (128, 32), (128, 128), (256, 256))  # columns, group: each layout and each size of groups
 REDIS_S = 2.0  # a table that is slower than this is of no use to routing
 
 
@@ -48,6 +49,7 @@ def packages(*, engine: bool) -> Iterator[Finding]:
             yield finding
         if not failed:
             yield torch_build()
+            yield from four_bit_product()
     there = {name: pair for name, pair in dependencies.OPTIONAL.items() if dependencies.installed_version(pair[0]) is not None}
     yield from _versions("optional packages", there)
 
@@ -84,6 +86,21 @@ def torch_build() -> Finding:
         mend = "install torch for your driver: https://pytorch.org/get-started/locally/"
         return Finding("torch", WARN, f"{text}: an NVIDIA GPU is here that torch does not see; engines run on the CPU", mend)
     return Finding("torch", OK, text)
+
+
+def four_bit_product() -> Iterator[Finding]:
+    """On a card: whether 4-bit weights stay packed there. Call it when torch has been imported."""
+    if not sys.modules["torch"].cuda.is_available():
+        return
+    from laya.model.int4 import product_holds
+
+    shapes = [shape for shape in FOUR_BIT_SHAPES if not product_holds("cuda", *shape)]
+    wrong = "; ".join(f"{columns} columns in groups of {group}" for columns, group in shapes)
+    if wrong:
+        mend = "use another torch, or plan for dense weights: laya serve counts them"
+        yield Finding("4-bit product", WARN, f"wrong or missing on the card for {wrong}: such weights are dense", mend)
+    else:
+        yield Finding("4-bit product", OK, "right on the card: 4-bit weights stay packed")
 
 
 def namesakes() -> Iterator[Finding]:
