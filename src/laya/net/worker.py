@@ -18,9 +18,9 @@ from laya.errors import InternalError, LayaError, Unavailable
 # Jobs that may wait. Each holds a body that the ledger has counted, so this bounds time rather than memory.
 MAX_JOBS = 256
 # How long the loop waits for the interpreter while this thread computes, each time that it gave it away: at every callback of
-# libuv, and a turn has several. Python's own 5 ms would make stalls of 10. Only while a job runs: each switch costs some 10 us,
-# and an engine that decodes beside a busy loop lost a tenth more of its speed with it.
-SWITCH_S = 0.0001
+# libuv, and a turn has several. Python's own 5 ms would make stalls of 10, a tenth of one stalls of 3. Only while a job runs:
+# each switch costs some 10 us, and an engine that decodes beside a busy loop lost a tenth more of its speed with it.
+SWITCH_S = 0.00002
 
 _usual = sys.getswitchinterval()
 _at_work = 0  # threads with a job
