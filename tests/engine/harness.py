@@ -88,7 +88,7 @@ class Engine:
 
     def offer(
         self, prompt_ids: list[int], max_new: int = 8, *, client: str = "", salt: str = "", prompt_text: str | None = None,
-        **sampling,
+        grammar=None, **sampling,
     ) -> Client:  # fmt: skip
         """Queue one request; raises what admission raises."""
         request = GenerationRequest(
@@ -97,7 +97,9 @@ class Engine:
         )  # fmt: skip
         owner = Client()
         self.admission.reserve(request.sampling.n)
-        prepared = Prepared(request=request, prompt_ids=prompt_ids, max_new_tokens=max_new, prompt_text=prompt_text)
+        prepared = Prepared(
+            request=request, prompt_ids=prompt_ids, max_new_tokens=max_new, prompt_text=prompt_text, grammar=grammar
+        )  # fmt: skip
         owner.offer = Offer(prepared, owner, self.clock())
         self.admission.offer(owner.offer)
         self.clients.append(owner)
