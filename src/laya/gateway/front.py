@@ -88,8 +88,8 @@ class Gateway:
         self.store = store  # conversations of /v1/responses
         self.recent: deque[bytes] = deque(maxlen=RECENT)  # their lines in the log
         self.watchers = 0  # of /ui
-        self._run = b"req-" + os.urandom(6).hex().encode()
-        self._count = itertools.count(1)
+        self.run = b"req-" + os.urandom(6).hex().encode()
+        self.count = itertools.count(1)
 
     def adopt(self, table: RouteTable, stages: Stages, access: Access) -> None:
         """Serve by these rules and keys from the next request on; `backends` was changed in place. Requests under way keep
@@ -157,7 +157,7 @@ class Gateway:
         self.telemetry.count(("", "", "", outcome_of(error)))
 
     def new_request_id(self) -> bytes:
-        return b"%b%08x" % (self._run, next(self._count))
+        return b"%b%08x" % (self.run, next(self.count))
 
     def _plan(self, request) -> HeadPlan:
         plan = request.memo.plan = HeadPlan(self.table, request, self.access, self.pages)

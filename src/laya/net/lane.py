@@ -38,7 +38,7 @@ from laya.net.pool import IDLE_S
 from laya.net.upstream import Call, UpstreamConnection
 from laya.routing.balance import Breaker
 from laya.schema.fields import READ_ON_LOOP, RoutingFields, read_routing
-from laya.telemetry import Histogram
+from laya.telemetry import Histogram, Telemetry
 from laya.wire import parser
 from laya.wire.chunked import ChunkedBody
 from laya.wire.inbound import Inbound
@@ -65,9 +65,12 @@ new_exchange = ProxyExchange.__new__
 class Leg:
     """One target, as requests of one head go there."""
 
-    __slots__ = ("candidate", "name", "pool", "breaker", "patience", "head", "lines", "counted", "who")
+    __slots__ = (
+        "candidate", "name", "pool", "breaker", "patience", "head", "lines", "counted", "who", "clock", "limits", "routing",
+        "waiting", "requests",
+    )  # fmt: skip
 
-    def __init__(self, candidate: Any, head: bytes, route: str, api: str) -> None:
+    def __init__(self, candidate: Any, head: bytes, route: str, api: str, telemetry: Telemetry) -> None:
         backend = candidate.backend_state
         self.candidate = candidate
         self.name = backend.name
@@ -78,6 +81,9 @@ class Leg:
         self.lines = candidate.lines + b"x-request-id: "
         self.counted = (route, backend.name, api, "ok")
         self.who: dict[str, bytes] = {}  # by the client's address
+        self.clock = backend.pool.clock
+        self.limits = backend.pool.limits
+        self.routing, self.waiting, self.requests = telemetry.route, telemetry.upstream, telemetry.requests
 
 
 class Lane:
@@ -108,7 +114,7 @@ def lane_of(gateway: Any, request: Any, plan: Any, name: str) -> Lane | None:
     heads = plan.upstream_heads  # of targets that the long way was gone to
     if not candidates or not all(candidate in heads and _is_plain(candidate) for candidate in candidates):
         return None
-    legs = {candidate: Leg(candidate, heads[candidate], route.name, plan.api) for candidate in candidates}
+    legs = {candidate: Leg(candidate, heads[candidate], route.name, plan.api, gateway.telemetry) for candidate in candidates}
     lane = plan.lanes[name] = Lane(route, candidates, legs)
     return lane
 

@@ -16,7 +16,7 @@ static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head,
     b_request_heads, b_response_heads, b_max_head, b_max_body, q_memo, q_method, r_memo, r_status, r_keep_alive, m_plan, m_lines,
     m_is_stream, h_owner, h_lanes, h_request_id, f_model, f_stream, f_body, f_members, d_held, d_limit, k_open_until, k_failures,
     l_route, l_name, l_candidates, l_legs, l_only, g_candidate, g_name, g_pool, g_breaker, g_head, g_lines, g_counted, g_who,
-    g_patience, u_gone, u_transport, u_outbound, u_call, u_in_body, u_deadline, u_reused, u_paused, a_pool, a_listener, a_method,
+    g_patience, g_clock, g_limits, g_routing, g_waiting, g_requests, u_gone, u_transport, u_outbound, u_call, u_in_body, u_deadline, u_reused, u_paused, a_pool, a_listener, a_method,
     a_head, a_body, a_connection, a_in_one_step, a_done, a_deadline, a_fresh_only, t_bounds, t_counts, t_total,
     c_paused, p_pending, p_failure, p_body, x_left, x_held, x_authority, w_tail, w_done;
 
@@ -41,7 +41,8 @@ static const Slot SLOTS[] = {
     {"Lane", "route", &l_route}, {"Lane", "name", &l_name}, {"Lane", "candidates", &l_candidates}, {"Lane", "legs", &l_legs},
     {"Lane", "only", &l_only}, {"Leg", "candidate", &g_candidate}, {"Leg", "name", &g_name}, {"Leg", "pool", &g_pool},
     {"Leg", "breaker", &g_breaker}, {"Leg", "head", &g_head}, {"Leg", "lines", &g_lines}, {"Leg", "counted", &g_counted},
-    {"Leg", "who", &g_who}, {"Leg", "patience", &g_patience}, {"UpstreamConnection", "gone", &u_gone},
+    {"Leg", "who", &g_who}, {"Leg", "patience", &g_patience}, {"Leg", "clock", &g_clock}, {"Leg", "limits", &g_limits},
+    {"Leg", "routing", &g_routing}, {"Leg", "waiting", &g_waiting}, {"Leg", "requests", &g_requests}, {"UpstreamConnection", "gone", &u_gone},
     {"UpstreamConnection", "transport", &u_transport}, {"UpstreamConnection", "outbound", &u_outbound},
     {"UpstreamConnection", "call", &u_call}, {"UpstreamConnection", "in_body", &u_in_body},
     {"UpstreamConnection", "deadline", &u_deadline}, {"UpstreamConnection", "reused", &u_reused},
@@ -63,9 +64,9 @@ static const Slot SLOTS[] = {
 /* Attributes of classes without __slots__. */
 #define NAMED(X) X(gateway) X(connection) X(request) X(body) X(plan) X(request_id) X(began) X(fields) X(rule) X(route) X(targets) \
     X(model) X(target) X(backend) X(leg) X(state) X(call) X(sent_at) X(first_at) X(status) X(limits) X(ledger) X(clock) X(now) \
-    X(settings) X(draining) X(keepalive_timeout_s) X(table) X(staging) X(caching) X(selection) X(turn) X(choose) X(telemetry) \
-    X(upstream) X(requests) X(log) X(info_on) X(watchers) X(recent) X(append) X(line) X(idle) X(inflight) X(waiting) X(retired) \
-    X(line_up) X(send) X(give_back) X(write) X(writelines) X(is_closing) X(get_write_buffer_size) X(new_request_id) \
+    X(settings) X(draining) X(keepalive_timeout_s) X(table) X(staging) X(caching) X(selection) X(turn) X(choose) \
+    X(log) X(info_on) X(watchers) X(recent) X(append) X(line) X(idle) X(inflight) X(waiting) X(retired) \
+    X(line_up) X(send) X(give_back) X(write) X(writelines) X(is_closing) X(get_write_buffer_size) X(run) X(count) \
     X(_sse) X(_rename) X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s)
 #define DECLARE(name) static PyObject *G_##name;
 GIVEN(DECLARE)
@@ -179,19 +180,45 @@ static PyObject *fields_of(PyObject *model, PyObject *stream, PyObject *body) {
     return fields;
 }
 
+static char *append(char *to, const char *from, Py_ssize_t length) {
+    memcpy(to, from, length);
+    return to + length;
+}
+
+static char *append_bytes(char *to, PyObject *bytes) {
+    return append(to, PyBytes_AS_STRING(bytes), PyBytes_GET_SIZE(bytes));
+}
+
+/* At least `width` digits in base 10 or 16; snprintf takes five times as long. */
+static char *append_number(char *to, unsigned long long number, int base, int width) {
+    char digits[24], *p = digits + sizeof digits;
+    do {
+        *--p = "0123456789abcdef"[number % base];
+        number /= base;
+    } while (number || digits + sizeof digits - p < width);
+    return append(to, p, digits + sizeof digits - p);
+}
+
+/* As Gateway.new_request_id. */
+static PyObject *new_request_id(PyObject *gateway) {
+    PyObject *run = kept(gateway, N_run), *count = kept(gateway, N_count), *next = count ? PyIter_Next(count) : NULL;
+    if (!run || !next) return NULL;
+    char id[64], *to = append_number(append_bytes(id, run), PyLong_AsUnsignedLongLong(next), 16, 8);
+    Py_DECREF(next);
+    return PyBytes_FromStringAndSize(id, to - id);
+}
+
 /* The head without its last blank line's body, and `body` behind it where `joined`. */
 static PyObject *message_of(PyObject *leg, PyObject *request_id, PyObject *body, int joined) {
     PyObject *head = AT(leg, g_head);
     char framing[64];
-    Py_ssize_t length = PyBytes_GET_SIZE(body), first = PyBytes_GET_SIZE(head), second = PyBytes_GET_SIZE(request_id);
-    Py_ssize_t third = snprintf(framing, sizeof framing, "\r\ncontent-length: %zd\r\n\r\n", length);
-    PyObject *message = PyBytes_FromStringAndSize(NULL, first + second + third + (joined ? length : 0));
+    Py_ssize_t length = PyBytes_GET_SIZE(body);
+    char *end = append(append_number(append(framing, "\r\ncontent-length: ", 18), length, 10, 1), "\r\n\r\n", 4);
+    Py_ssize_t size = PyBytes_GET_SIZE(head) + PyBytes_GET_SIZE(request_id) + (end - framing) + (joined ? length : 0);
+    PyObject *message = PyBytes_FromStringAndSize(NULL, size);
     if (!message) return NULL;
-    char *to = PyBytes_AS_STRING(message);
-    memcpy(to, PyBytes_AS_STRING(head), first);
-    memcpy(to += first, PyBytes_AS_STRING(request_id), second);
-    memcpy(to += second, framing, third);
-    if (joined) memcpy(to + third, PyBytes_AS_STRING(body), length);
+    char *to = append(append_bytes(append_bytes(PyBytes_AS_STRING(message), head), request_id), framing, end - framing);
+    if (joined) append_bytes(to, body);
     return message;
 }
 
@@ -217,7 +244,7 @@ static int send_on(PyObject *upstream, PyObject *call, PyObject *leg, PyObject *
     PyObject *outbound = AT(upstream, u_outbound), *transport = AT(upstream, u_transport);
     if (!IS(outbound, Outbound) || AT(outbound, p_phase) != at_done || PyBytes_GET_SIZE(AT(outbound, p_buffer)))
         return done_with(PyObject_CallMethodOneArg(upstream, N_send, call));
-    PyObject *now = kept(kept(AT(leg, g_pool), N_clock), N_now);
+    PyObject *now = kept(AT(leg, g_clock), N_now);
     if (!now) return -1;
     double until = PyFloat_AsDouble(now) + PyFloat_AsDouble(AT(leg, g_patience));
     set(upstream, u_call, call);
@@ -340,7 +367,7 @@ static int send_out(Asked *asked, Py_ssize_t length) {
                 || send_on(asked->upstream, call, asked->leg, asked->body, joined);
         }
     }
-    if (!failed) failed = observe(kept(kept(asked->gateway, N_telemetry), N_route), sent_at - asked->began);
+    if (!failed) failed = observe(AT(asked->leg, g_routing), sent_at - asked->began);
     Py_XDECREF(message);
     Py_XDECREF(call);
     Py_DECREF(exchange);
@@ -380,7 +407,7 @@ static PyObject *ask(PyObject *module, PyObject *const *given, Py_ssize_t count)
         asked.body = PyBytes_FromStringAndSize(found.body, found.length);
         asked.fields = asked.body ? fields_of(asked.model, asked.stream, asked.body) : NULL;
         PyObject *named = AT(asked.plan, h_request_id);
-        asked.request_id = named != Py_None ? Py_NewRef(named) : PyObject_CallMethodNoArgs(asked.gateway, N_new_request_id);
+        asked.request_id = named != Py_None ? Py_NewRef(named) : new_request_id(asked.gateway);
         if (!asked.fields || !asked.request_id || begin(&asked, found.length) || send_out(&asked, found.length)) there = -1;
     }
     let_go(&asked);
@@ -412,21 +439,11 @@ static long look_at_clock(void) { /* milliseconds within the second */
     return at.tv_nsec / 1000000;
 }
 
-static char *append(char *to, const char *from, Py_ssize_t length) {
-    memcpy(to, from, length);
-    return to + length;
-}
-
-static char *append_bytes(char *to, PyObject *bytes) {
-    return append(to, PyBytes_AS_STRING(bytes), PyBytes_GET_SIZE(bytes));
-}
-
 static PyObject *answer_of(PyObject *lines, PyObject *leg, PyObject *request_id, const Whole *found) {
-    char head[160];
-    Py_ssize_t first = snprintf(
-        head, sizeof head, "HTTP/1.1 200 OK\r\ndate: %s\r\ncontent-length: %zd\r\n", stamp.http, found->length);
+    char head[160], *end = append(append(head, "HTTP/1.1 200 OK\r\ndate: ", 23), stamp.http, 29);
+    end = append(append_number(append(end, "\r\ncontent-length: ", 18), found->length, 10, 1), "\r\n", 2);
     PyObject *own = AT(leg, g_lines);
-    Py_ssize_t size = first + PyBytes_GET_SIZE(lines) + PyBytes_GET_SIZE(own) + PyBytes_GET_SIZE(request_id) + 4 + found->length;
+    Py_ssize_t first = end - head, size = first + PyBytes_GET_SIZE(lines) + PyBytes_GET_SIZE(own) + PyBytes_GET_SIZE(request_id) + 4 + found->length;
     PyObject *answer = PyBytes_FromStringAndSize(NULL, size);
     if (!answer) return NULL;
     char *to = append(PyBytes_AS_STRING(answer), head, first);
@@ -437,12 +454,15 @@ static PyObject *answer_of(PyObject *lines, PyObject *leg, PyObject *request_id,
 
 /* As laya.log.access_line for an answer of 200. */
 static PyObject *line_of(PyObject *request_id, PyObject *who, double seconds, long ms) {
-    static const char END[] = ",\"status\":200,\"outcome\":\"ok\",\"seconds\":";
-    char begin[160], number[64];
-    Py_ssize_t first = snprintf(
-        begin, sizeof begin, "{\"time\":\"%s.%03ldZ\",\"level\":\"info\",\"event\":\"request\",\"id\":\"", stamp.iso, ms);
+    static const char BEGIN[] = "{\"time\":\"", MIDDLE[] = "Z\",\"level\":\"info\",\"event\":\"request\",\"id\":\"",
+                      END[] = ",\"status\":200,\"outcome\":\"ok\",\"seconds\":";
+    char begin[96], number[48];
+    char *end = append(append(append(begin, BEGIN, sizeof BEGIN - 1), stamp.iso, 19), ".", 1);
+    end = append(append_number(end, ms, 10, 3), MIDDLE, sizeof MIDDLE - 1);
     long long micros = (long long)(seconds * 1e6 + 0.5);
-    Py_ssize_t last = snprintf(number, sizeof number, "%lld.%06lld}\n", micros / 1000000, micros % 1000000);
+    char *stop = append(append_number(number, micros / 1000000, 10, 1), ".", 1);
+    stop = append(append_number(stop, micros % 1000000, 10, 6), "}\n", 2);
+    Py_ssize_t first = end - begin, last = stop - number;
     Py_ssize_t size = first + PyBytes_GET_SIZE(request_id) + 2 + PyBytes_GET_SIZE(who) + (sizeof END - 1) + last;
     PyObject *line = PyBytes_FromStringAndSize(NULL, size);
     if (!line) return NULL;
@@ -454,11 +474,11 @@ static PyObject *line_of(PyObject *request_id, PyObject *who, double seconds, lo
 
 /* As Gateway.finished. -1: an exception. */
 static int keep_books(PyObject *gateway, PyObject *exchange, PyObject *leg, PyObject *request_id, double now, long ms) {
-    PyObject *telemetry = kept(gateway, N_telemetry), *sent_at = kept(exchange, N_sent_at), *began = kept(exchange, N_began);
-    if (!telemetry || !sent_at || !began) return -1;
+    PyObject *sent_at = kept(exchange, N_sent_at), *began = kept(exchange, N_began);
+    if (!sent_at || !began) return -1;
     double seconds = now - PyFloat_AsDouble(began);
-    if (observe(kept(telemetry, N_upstream), now - PyFloat_AsDouble(sent_at))) return -1;
-    if (count_request(kept(telemetry, N_requests), AT(leg, g_counted))) return -1;
+    if (observe(AT(leg, g_waiting), now - PyFloat_AsDouble(sent_at))) return -1;
+    if (count_request(AT(leg, g_requests), AT(leg, g_counted))) return -1;
     PyObject *log = kept(gateway, N_log), *info_on = kept(log, N_info_on), *watchers = kept(gateway, N_watchers);
     if (!info_on || !watchers) return -1;
     if (info_on != Py_True && !PyObject_IsTrue(watchers)) return 0;
@@ -474,15 +494,15 @@ static int keep_books(PyObject *gateway, PyObject *exchange, PyObject *leg, PyOb
 }
 
 /* The connection is in its pool again. -1: an exception. */
-static int give_back(PyObject *upstream, PyObject *call, PyObject *pool) {
-    PyObject *outbound = AT(upstream, u_outbound);
+static int give_back(PyObject *upstream, PyObject *call, PyObject *leg) {
+    PyObject *pool = AT(leg, g_pool), *outbound = AT(upstream, u_outbound);
     set(outbound, o_keep_alive, Py_True);
     set(outbound, p_phase, at_done);
     set(call, a_done, Py_True);
     set(upstream, u_call, Py_None);
     set(upstream, u_reused, Py_True);
     PyObject *waiting = kept(pool, N_waiting), *retired = kept(pool, N_retired), *idle = kept(pool, N_idle);
-    PyObject *now = kept(kept(pool, N_clock), N_now);
+    PyObject *now = kept(AT(leg, g_clock), N_now);
     if (!waiting || !retired || !idle || !now) return -1;
     if (PyObject_Size(waiting) || retired != Py_False) return done_with(PyObject_CallMethodOneArg(pool, N_give_back, upstream));
     if (add(pool, N_inflight, -1) || put_new(upstream, u_deadline, PyFloat_FromDouble(PyFloat_AsDouble(now) + idle_s))) return -1;
@@ -490,8 +510,8 @@ static int give_back(PyObject *upstream, PyObject *call, PyObject *pool) {
 }
 
 /* The connection waits for its client's next request. -1: an exception. */
-static int go_on(PyObject *connection, PyObject *server, PyObject *ledger) {
-    PyObject *inbound = AT(connection, c_inbound), *now = kept(kept(server, N_clock), N_now);
+static int go_on(PyObject *connection, PyObject *server, PyObject *ledger, PyObject *leg) {
+    PyObject *inbound = AT(connection, c_inbound), *now = kept(AT(leg, g_clock), N_now);
     PyObject *idle_time = kept(kept(server, N_settings), N_keepalive_timeout_s);
     if (!now || !idle_time) return -1;
     Py_ssize_t held = PyLong_AsSsize_t(AT(ledger, d_held)) - PyLong_AsSsize_t(AT(connection, c_held));
@@ -513,11 +533,11 @@ static int pass_on(PyObject *upstream, PyObject *call, PyObject *exchange, PyObj
         double now = monotonic();
         long ms = look_at_clock();
         answer = answer_of(lines, leg, request_id, found);
-        failed = !ledger || !answer || give_back(upstream, call, AT(leg, g_pool))
+        failed = !ledger || !answer || give_back(upstream, call, leg)
             || done_with(PyObject_CallMethodOneArg(AT(connection, c_transport), N_write, answer))
             || give(exchange, N_first_at, PyFloat_FromDouble(now)) || PyObject_SetAttr(exchange, N_status, two_hundred)
             || PyObject_SetAttr(exchange, N_call, Py_None) || PyObject_SetAttr(exchange, N_state, G_DONE)
-            || keep_books(gateway, exchange, leg, request_id, now, ms) || go_on(connection, server, ledger);
+            || keep_books(gateway, exchange, leg, request_id, now, ms) || go_on(connection, server, ledger, leg);
     }
     Py_XDECREF(answer);
     Py_XDECREF(request_id);
@@ -617,10 +637,10 @@ static PyObject *reply(PyObject *module, PyObject *const *given, Py_ssize_t coun
     }
     if (!IS(outbound, Outbound) || !is_between(outbound, at_head)) LONG_WAY;
     if (AT(upstream, u_paused) != Py_False) LONG_WAY;
-    PyObject *state = kept(exchange, N_state), *leg = kept(exchange, N_leg), *limits = kept(AT(call, a_pool), N_limits);
-    if (!state || !leg || !limits) return NULL;
-    if (state != G_WAITING || !IS(leg, Leg) || !IS(limits, Limits)) LONG_WAY;
-    PyObject *breaker = AT(leg, g_breaker);
+    PyObject *state = kept(exchange, N_state), *leg = kept(exchange, N_leg);
+    if (!state || !leg) return NULL;
+    if (state != G_WAITING || !IS(leg, Leg) || !IS(AT(leg, g_limits), Limits)) LONG_WAY;
+    PyObject *breaker = AT(leg, g_breaker), *limits = AT(leg, g_limits);
     if (!IS(breaker, Breaker) || AT(breaker, k_failures) != zero) LONG_WAY;
     Whole found;
     int known = find_in(given[2], limits, b_response_heads, &found);
