@@ -66,14 +66,24 @@ step environment 60 "$python" "$work/environment.py" "$device"
 
 cat >"$work/int4.py" <<'PY'
 import sys
-from laya.model.holding import CUDA_GROUPS
+from laya.model.holding import CUDA_GROUPS, cuda_tiles
 from laya.model.int4 import product_holds
 wrong = [
     f"4-bit product of {columns} columns in groups of {group}"
     for columns in (96, 576, 1536, 4096) for group in CUDA_GROUPS
     if columns % group == 0 and not product_holds(sys.argv[1], columns, group)
 ]
-sys.exit("WRONG on this device, weights would be bf16: " + "; ".join(wrong) if wrong else 0)
+if sys.argv[1] == "cuda":  # the layout itself, bit for bit, against the one that the tests have written down from its source
+    import torch
+    from laya.model.int4 import LAYOUTS
+    sys.path.insert(0, "tests")
+    from model import card
+    for columns in (32, 64, 128, 576, 4096):
+        numbers = torch.randint(0, 16, (64, columns), dtype=torch.uint8)
+        expected = card.pack(numbers[:, ::2] << 4 | numbers[:, 1::2], cuda_tiles(columns))
+        if not torch.equal(LAYOUTS["cuda"].pack(numbers, card.CUDA).cpu(), expected):
+            wrong.append(f"tests/model/card.py packs {columns} columns in another way")
+sys.exit("WRONG on this device, such weights are dense: " + "; ".join(wrong) if wrong else 0)
 PY
 step "4-bit linear on $device" 60 "$python" "$work/int4.py" "$device"
 

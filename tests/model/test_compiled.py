@@ -16,6 +16,7 @@ from laya.model.load import load
 from laya.schema.generation import SamplingParams
 
 from .drive import prefill, prompt_ids, sequence
+from .test_awq import save_awq
 
 # Every architecture, and every form in which a matrix of quantised files is held; Q4_K files mix 4 and 8 bits.
 MODELS = [("Q4_0", "llama"), ("Q4_1", "qwen2"), ("Q4_1", "gemma3"), ("Q8_0", "gemma3"), ("Q8_0", "qwen3"), ("Q4_K", "llama"), ("Q6_K", "qwen3")]
@@ -72,6 +73,19 @@ def test_numbers_are_the_same_to_the_bit_however_a_prompt_is_cut_and_whoever_run
     for cuts in ([1], [89], [16, 32, 48], sorted(chance.sample(range(1, 90), 9))):
         beside = prompt_ids(chance.randrange(1, 60), seed=6)
         assert torch.equal(numbers(runner, runner.forward, ids, cuts, [11, 3, 29, 8, 30, 7], beside), whole)
+
+
+@pytest.mark.parametrize("kind, group", [("llama", 32), ("qwen3", 64), ("gemma3", 128)])
+def test_awq_weights_of_every_group_take_it_too(kind, group, tmp_path):
+    save_awq(kind, tmp_path, group)
+    runner, _, _ = load(str(tmp_path), device="cpu", num_blocks=64)
+    ids = prompt_ids(70, seed=3)
+    whole = numbers(runner, runner.forward, ids, [], range(6))
+    assert runner.forward.kind == "compiled"
+    assert torch.equal(numbers(runner, runner.forward, ids, [3, 50], range(10, 16), prompt_ids(30)), whole)
+    eager = torch.log_softmax(numbers(runner, EagerForward(runner.decoder, runner.cache), ids, [], range(6)), -1)
+    chosen = eager.topk(3, dim=-1).indices
+    assert (eager - torch.log_softmax(whole, -1)).gather(1, chosen).abs().mean() < 0.3
 
 
 def test_numbers_do_not_depend_on_the_number_of_threads(smollm2_path):

@@ -21,7 +21,8 @@ def from_gguf(fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) 
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelSpec:
-    return ModelSpec(sliding_window=config.get("sliding_window"), **shared_from_hf(config))
+    window = config.get("sliding_window")
+    return ModelSpec(sliding_window=None if window is None else int(window), **shared_from_hf(config))
 
 
 def shared_from_gguf(arch: str, fields: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
