@@ -73,7 +73,7 @@ def test_what_a_matrix_needs_while_it_is_loaded_is_counted_where_it_lies():
     assert plan(MEDIUM, settings(max_seq_len=2048, max_num_seqs=2)).host["loading"] > 100 << 20
     memory = Memory(32 * GIB, 32 * GIB)
     on_cpu = settings(device="cpu", device_memory=memory, host_memory=memory, max_seq_len=16384, max_num_seqs=2)
-    assert "loading" not in plan(MEDIUM, on_cpu).host
+    assert "packing" not in plan(MEDIUM, on_cpu).host
 
 
 def test_what_a_prefill_chunk_unpacks_and_widens_on_a_cpu_is_counted():
@@ -192,6 +192,6 @@ def test_a_card_has_room_for_a_matrix_on_its_way_into_its_packed_form():
     """Where pool and temporaries are smaller than that: two numbers in a byte, beside the weights."""
     small = msgspec.structs.replace(MEDIUM, intermediate=200_000)
     made = plan(small, settings(max_seq_len=256, max_num_seqs=1, prefill_chunk_tokens=16))
-    assert made.device["loading"] + made.device["kv"] + made.device["activation"] == small.intermediate * small.hidden
+    assert made.device["packing"] + made.device["kv"] + made.device["activation"] == small.intermediate * small.hidden
     assert made.fits == (made.device_total <= made.device_limit)
-    assert "loading" not in plan(MEDIUM, settings(max_seq_len=2048, max_num_seqs=2)).device
+    assert "packing" not in plan(MEDIUM, settings(max_seq_len=2048, max_num_seqs=2)).device

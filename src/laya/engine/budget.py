@@ -152,7 +152,7 @@ def _plan_window(shape: ModelShape, settings: PlanSettings, window: int) -> Plan
     if beside > 0:
         host["loading"] = beside
     if not on_cpu and card_loading_bytes(shape) > later:
-        device["loading"] = card_loading_bytes(shape) - later
+        device["packing"] = card_loading_bytes(shape) - later
     fits = one_window <= blocks <= affordable and sum(host.values()) <= host_limit
     return Plan(
         device=device,
