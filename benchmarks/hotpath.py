@@ -27,7 +27,7 @@ from laya.net.lane import IN_C  # noqa: E402
 from laya.schema import fields  # noqa: E402
 from laya.schema.codec import decode_members  # noqa: E402
 from laya.schema.openai import decode_chat  # noqa: E402
-from laya.schema.pieces import member_spans  # noqa: E402
+from laya.schema.pieces import member_spans, spans_in_python  # noqa: E402
 from laya.wire.inbound import Inbound  # noqa: E402
 from laya.wire.messages import Limits  # noqa: E402
 from laya.wire.outbound import Outbound  # noqa: E402
@@ -109,7 +109,8 @@ def parts(path: Path, rounds: int) -> dict[str, float]:
         "parse answer": least(each(parse_answer, [stub.COMPLETION] * 512), rounds),
         "parse answer with a header twice": least(each(parse_answer, [TWO_COOKIES] * 512), rounds),
         "(read by h11 instead)": least(each(lambda data: parse_answer(data, by_h11), [TWO_COOKIES] * 64), rounds),
-        "top level of 1 MiB of chat, in pieces": least(each(member_spans, [LONG_TALK]), rounds),
+        "top level of 1 MiB of chat": least(each(member_spans, [LONG_TALK]), rounds),
+        "(in Python, in pieces)": least(each(spans_in_python, [LONG_TALK]), rounds),
         "(at once instead, the interpreter held)": least(each(decode_members, [LONG_TALK]), rounds),
         "an access line": least(each(line, ids), rounds),
     }

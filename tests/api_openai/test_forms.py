@@ -20,7 +20,7 @@ def test_the_model_is_found_beside_files_and_can_be_replaced():
     body = form(FILE, ('name="model"', b"whisper-1"), ("name=stream", b"true"))
     fields = read_form(body, b"xyz")
     assert fields.model == "whisper-1" and fields.stream is True
-    assert fields.renamed(body, "wh") == form(FILE, ('name="model"', b"wh"), ("name=stream", b"true"))
+    assert b"".join(fields.renamed("wh")) == form(FILE, ('name="model"', b"wh"), ("name=stream", b"true"))
 
 
 def test_system_ones_request_part_names_the_model():

@@ -56,7 +56,7 @@ def by_msgspec(data: bytes) -> dict[str, bytes] | None:
 
 def in_pieces(data: bytes) -> dict[str, bytes] | None:
     try:
-        return {msgspec.json.decode(data[a:b]): data[c:d] for (a, b), (c, d) in pieces.member_spans(data)}
+        return {msgspec.json.decode(data[a:b]): data[c:d] for (a, b), (c, d) in pieces.spans_in_python(data)}
     except (InvalidRequest, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -126,4 +126,4 @@ def test_a_body_of_nothing_but_structure_ends_in_bounded_work(monkeypatch):
     monkeypatch.setattr(pieces, "MAX_STEPS", 1000)
     tree = b"[" + b"[1]," * 30 + b"1]"  # the last commas of a piece are always those inside: no run is found
     with pytest.raises(InvalidRequest, match="too many and too small"):
-        pieces.member_spans(b'{"a":[' + (tree + b" ,") * 3000 + b"1]}")
+        pieces.spans_in_python(b'{"a":[' + (tree + b" ,") * 3000 + b"1]}")

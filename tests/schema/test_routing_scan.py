@@ -6,15 +6,17 @@ import json
 import random
 import time
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laya.errors import InvalidRequest
 from laya.schema.fields import read_in_python, read_routing
+from laya.schema.pieces import MAX_KEY_BYTES, MAX_MEMBERS, member_spans, spans_in_python
 
 native_routing = pytest.importorskip("laya.schema.native_routing", reason="built without a C compiler: apt install gcc")
-scan = native_routing.scan
+scan, spans = native_routing.scan, native_routing.spans
 
 JUDGED = [
     b'{"model":"m"}', b' {"model" : "m" , "stream" : true}\r\n\t', b'{"stream":null,"model":"m"}', b'{"stream":false,"model":""}',
@@ -74,7 +76,7 @@ def test_what_is_not_bytes_is_a_type_error():
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.floats(allow_nan=False) | st.integers() | st.text(),
+    st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=12,
 )  # fmt: skip
 
@@ -97,24 +99,75 @@ MARKS = [
 ]  # fmt: skip
 
 
-def differences(seconds: float, seed: int) -> tuple[int, int]:
-    """(bodies tried, bodies judged) by mutation; fails on the first on which the two disagree."""
-    chance = random.Random(seed)
-    tried = judged = 0
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        body = bytearray(chance.choice(JUDGED + LEFT)[:400])
-        for _ in range(chance.randrange(1, 5)):
-            at = chance.randrange(len(body) + 1)
-            body[at : at + chance.randrange(4) * chance.randrange(2)] = chance.choice(MARKS)
-        body = bytes(body)
-        found = scan(body)
-        tried += 1
-        judged += found is not None
-        assert found is None or found == in_python(body), (seed, body)
-    return tried, judged
+def mutated(chance: random.Random) -> bytes:
+    body = bytearray(chance.choice(JUDGED + LEFT)[:400])
+    for _ in range(chance.randrange(1, 5)):
+        at = chance.randrange(len(body) + 1)
+        body[at : at + chance.randrange(4) * chance.randrange(2)] = chance.choice(MARKS)
+    return bytes(body)
 
 
 def test_mutated_bodies_are_read_alike():
-    tried, judged = differences(4, 7)
-    assert tried > 1000 and judged > 50, "the fuzz must reach what the scan judges"
+    chance, judged = random.Random(7), 0
+    until = time.monotonic() + 4
+    while time.monotonic() < until:
+        body = mutated(chance)
+        found = scan(body)
+        judged += found is not None
+        assert found is None or found == in_python(body), body
+    assert judged > 50, "the fuzz must reach what the scan judges"
+
+
+def spans_or_none(body: bytes):
+    try:
+        return spans_in_python(body)
+    except (InvalidRequest, msgspec.DecodeError, RecursionError):
+        return None
+
+
+@pytest.mark.parametrize("body", JUDGED + LEFT)
+def test_members_are_found_where_python_finds_them(body):
+    found = spans(body, MAX_MEMBERS, MAX_KEY_BYTES)
+    assert found is None or found == spans_or_none(body)
+    assert found is not None or body not in JUDGED
+
+
+@pytest.mark.parametrize("body", [
+    b'{"a":1}', b' { "a\\u0062" : [1, {"x": 2}] , "a" : "\xc3\xa9" }\n', b"{" + b",".join(b'"k%d":%d' % (n, n) for n in range(1024)) + b"}",
+    b'{"' + b"k" * 1022 + b'":1}',
+])  # fmt: skip
+def test_any_keys_are_found(body):
+    assert spans(body, MAX_MEMBERS, MAX_KEY_BYTES) == spans_in_python(body)
+
+
+def test_too_many_members_and_too_long_keys_are_left_to_python():
+    many = b"{" + b",".join(b'"k%d":%d' % (n, n) for n in range(1025)) + b"}"
+    for body in (many, b'{"' + b"k" * 1023 + b'":1}', b"{}", b"[]"):
+        assert spans(body, MAX_MEMBERS, MAX_KEY_BYTES) is None
+    with pytest.raises(InvalidRequest):
+        member_spans(many)
+    for wrong in ((), (b"{}",), ("{}", 1, 1), (b"{}", "1", 1)):
+        with pytest.raises(TypeError):
+            spans(*wrong)
+    for most in (-1, 4097):
+        with pytest.raises(ValueError):
+            spans(b"{}", most, 1)
+
+
+def test_members_of_mutated_bodies_are_found_alike():
+    chance, found = random.Random(3), 0
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        body = mutated(chance)
+        here = spans(body, MAX_MEMBERS, MAX_KEY_BYTES)
+        found += here is not None
+        assert here is None or here == spans_or_none(body), body
+    assert found > 50
+
+
+def test_a_large_body_is_renamed_in_pieces():
+    body = b'{ "stream" : true, "model" : "mine" , "messages": [{"role":"user","content":"' + b"a" * 60_000 + b'"}]}'
+    pieces = read_routing(body).renamed("th\u00e9irs")
+    assert isinstance(pieces, tuple) and b"".join(pieces) == body.replace(b'"mine"', '"th\u00e9irs"'.encode())
+    small = read_routing(b'{"model":"mine","n":1}').renamed("theirs")
+    assert json.loads(small) == {"model": "theirs", "n": 1}

@@ -28,17 +28,17 @@ def boundary_of(content_type: bytes) -> bytes | None:
 class FormFields(RoutingFields):
     """What routing needs of a form. `span` is where the model's name stands in the body."""
 
-    __slots__ = ("span",)
+    __slots__ = ()
 
     def __init__(self, model: str | None, stream: bool | None, body: bytes, span: tuple[int, int] | None) -> None:
-        super().__init__(model, stream, body, {})
-        self.span = span
+        super().__init__(model, stream, body, {}, span)
 
-    def renamed(self, body: bytes, model: str) -> bytes:
-        """The form with another model name, or with one where it had none to replace."""
+    def renamed(self, model: str) -> bytes | tuple[bytes | memoryview, ...]:
+        """The form with another model name. Raises InvalidRequest where it has none to replace."""
         if self.span is None:
             raise InvalidRequest("The form must name its `model` for this route.", param="model")
-        return body[: self.span[0]] + model.encode() + body[self.span[1] :]
+        view = memoryview(self._body)
+        return view[: self.span[0]], model.encode(), view[self.span[1] :]
 
 
 def read_form(body: bytes, boundary: bytes) -> FormFields:

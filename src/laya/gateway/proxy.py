@@ -12,7 +12,7 @@ from laya.errors import BadUpstream, LayaError, Unavailable, UpstreamTimeout
 from laya.gateway.dispatch import MAX_RETRY_AFTER_S, RETRIABLE_STATUS, Next, retry_after_of
 from laya.gateway.exchange import STREAMING, WAITING
 from laya.gateway.vigil import WatchedExchange, is_stream
-from laya.schema.codec import encode_json, encode_members
+from laya.schema.codec import encode_json
 from laya.wire.reply import header_lines, open_request_head
 from laya.wire.sse import StreamWatch
 
@@ -83,7 +83,8 @@ class ProxyExchange(WatchedExchange):
             head = heads[target] = self._head_for(target)
         if backend.link:
             head += self._for_engine(target)
-        head += b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (self.request_id, len(body))
+        length = len(body) if type(body) is bytes else sum(map(len, body))
+        head += b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (self.request_id, length)
         if backend.breaker.open_until:  # last, when nothing can go wrong any more before the request is out
             self.probe = backend.breaker.taken(self.gateway.now())
         self.sent_at = perf_counter()
@@ -109,15 +110,13 @@ class ProxyExchange(WatchedExchange):
         cap = self.prompt_cap(target.max_prompt_tokens)
         return lines if cap is None else lines + b"x-laya-max-prompt-tokens: %d\r\n" % cap
 
-    def _body_for(self, target) -> bytes:
+    def _body_for(self, target) -> bytes | tuple[bytes | memoryview, ...]:
         """The client's bytes, unless the target wants another model name or the client gave none."""
         fields = self.fields
         name = target.model or (self.model if fields.model is None else None)
         if name is None or name == fields.model:
             return self.body
-        if self.plan.boundary is not None:
-            return fields.renamed(self.body, name)
-        return encode_members({**fields.members, "model": name})
+        return fields.renamed(name)
 
     def _next(self, failure: str, error: LayaError) -> None:
         """Retry as the table says, or end with `error`."""

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from laya.net.clock import Clock
-from laya.net.upstream import Call, Failure, UpstreamConnection
+from laya.net.upstream import Body, Call, Failure, UpstreamConnection
 from laya.wire.messages import Limits
 
 # Idle time after which we close first: below uvicorn's 5 s, the shortest default among common servers, so that the
@@ -71,7 +71,7 @@ class Pool:
 
     # -- for the gateway -----------------------------------------------------------------------------------------------
 
-    def submit(self, listener, method: bytes, head: bytes, body: bytes, fresh_only: bool = False) -> Call:
+    def submit(self, listener, method: bytes, head: bytes, body: Body, fresh_only: bool = False) -> Call:
         """Send now on an idle connection, else when one is there. `fresh_only` avoids kept ones (after a stale one)."""
         call = Call(self, listener, method, head, body)
         self.inflight += 1

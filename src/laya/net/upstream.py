@@ -52,12 +52,16 @@ class UpstreamListener(Protocol):
     def on_fault(self, fault: Exception) -> None: ...
 
 
+# Of a request: whole, or in pieces that follow one another.
+Body = bytes | tuple[bytes | memoryview, ...]
+
+
 class Call:
     """One request on its way through a pool. `cancel` is idempotent and closes a connection that carries it."""
 
     __slots__ = ("pool", "listener", "method", "head", "body", "connection", "deadline", "done", "fresh_only", "in_one_step")
 
-    def __init__(self, pool, listener: UpstreamListener, method: bytes, head: bytes, body: bytes) -> None:
+    def __init__(self, pool, listener: UpstreamListener, method: bytes, head: bytes, body: Body) -> None:
         self.pool = pool
         self.listener = listener
         self.method = method
@@ -115,6 +119,8 @@ class UpstreamConnection:
         body = call.body
         if not body:
             self.transport.write(call.head)
+        elif type(body) is tuple:
+            self.transport.writelines((call.head, *body))
         elif len(body) < 16 * 1024:  # one small copy is cheaper than a second buffer
             self.transport.write(call.head + body)
         else:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from laya.errors import InvalidRequest
-from laya.schema.codec import decode_members
+from laya.schema.codec import decode_members, encode_json, encode_members
 from laya.schema.pieces import member_spans
 
 # Above this many bytes reading belongs in a worker, where it is done in pieces. The loop may stall for 2 ms at most: msgspec
@@ -51,11 +51,15 @@ _decode_few = msgspec.json.Decoder(_Few).decode
 class RoutingFields:
     """What routing needs of a body; the other members are decoded when somebody asks."""
 
-    __slots__ = ("model", "stream", "_body", "_members")
+    __slots__ = ("model", "stream", "span", "_body", "_members")
 
-    def __init__(self, model: str | None, stream: bool | None, body: bytes, members: dict[str, msgspec.Raw] | None) -> None:
+    def __init__(
+        self, model: str | None, stream: bool | None, body: bytes, members: dict[str, msgspec.Raw] | None,
+        span: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
         self.model = model
         self.stream = stream
+        self.span = span  # where the model's value stands in a large body
         self._body = body
         self._members = members
 
@@ -69,6 +73,13 @@ class RoutingFields:
                 raise invalid_body(exc) from None
         return self._members
 
+    def renamed(self, model: str) -> bytes | tuple[bytes | memoryview, ...]:
+        """The body with another model name; of a large one in pieces, so that nothing is copied on the loop."""
+        if self.span is None:
+            return encode_members({**self.members, "model": model})
+        view = memoryview(self._body)
+        return view[: self.span[0]], encode_json(model), view[self.span[1] :]
+
     def text(self, key: str) -> str | None:
         """A member that must be a string where it is present."""
         raw = self.members.get(key)
@@ -78,7 +89,7 @@ class RoutingFields:
 def read_routing(body: bytes) -> RoutingFields:
     """Raises InvalidRequest for anything that is not one JSON object with sane routing members. Sleeps now and then over a body
     larger than READ_ON_LOOP."""
-    found = scan(body)
+    found = scan(body) if len(body) <= READ_ON_LOOP else None
     return RoutingFields(found[0], found[1], body, None) if found is not None else read_in_python(body)
 
 
@@ -97,7 +108,7 @@ def read_in_python(body: bytes) -> RoutingFields:
 def _read_members(body: bytes) -> RoutingFields:
     large = len(body) > READ_ON_LOOP
     try:
-        members = _members_in_pieces(body) if large else decode_members(body)
+        members, span = _members_in_pieces(body) if large else (decode_members(body), None)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as exc:
         raise invalid_body(exc) from None
     for key in members:
@@ -112,12 +123,14 @@ def _read_members(body: bytes) -> RoutingFields:
     raw = members.get("stream")
     if raw is not None:
         stream = _value(_optional_bool, raw, "stream")
-    return RoutingFields(model, stream, body, members)
+    return RoutingFields(model, stream, body, members, span)
 
 
-def _members_in_pieces(body: bytes) -> dict[str, msgspec.Raw]:
-    """As `decode_members` and `_refuse_ambiguous` together, for a worker and a large body, whose values are not copied."""
+def _members_in_pieces(body: bytes) -> tuple[dict[str, msgspec.Raw], tuple[int, int] | None]:
+    """As `decode_members` and `_refuse_ambiguous` together, for a worker and a large body, whose values are not copied; and
+    where the model's value stands."""
     members: dict[str, msgspec.Raw] = {}
+    span = None
     view = memoryview(body)
     escaped = False
     for (key_begin, key_end), (begin, end) in member_spans(body):
@@ -129,10 +142,11 @@ def _members_in_pieces(body: bytes) -> dict[str, msgspec.Raw]:
                 raise InvalidRequest("The key `model` must be given once, in plain letters.", param="model")
             if end - begin > MAX_NAME_BYTES:
                 raise InvalidRequest("The model's name is too long.", param="model")
+            span = (begin, end)
         members[key] = msgspec.Raw(view[begin:end])
     if escaped and "model" in members:
         raise InvalidRequest("Keys must not be spelled with escaped letters.", param="model")
-    return members
+    return members, span
 
 
 def _value(decode, raw: msgspec.Raw, key: str):

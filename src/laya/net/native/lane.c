@@ -14,7 +14,7 @@
 static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head, c_keep_alive, c_head_only, c_chunked, c_deadline,
     c_transport, c_peer, p_buffer, p_phase, p_fast, p_tries_fast, o_method, o_keep_alive, o_started, o_informational,
     b_request_heads, b_response_heads, b_max_head, b_max_body, q_memo, q_method, r_memo, r_status, r_keep_alive, m_plan, m_lines,
-    m_is_stream, h_owner, h_lanes, h_request_id, f_model, f_stream, f_body, f_members, d_held, d_limit, k_open_until, k_failures,
+    m_is_stream, h_owner, h_lanes, h_request_id, f_model, f_stream, f_body, f_members, f_span, d_held, d_limit, k_open_until, k_failures,
     l_route, l_name, l_candidates, l_legs, l_only, g_candidate, g_name, g_pool, g_breaker, g_head, g_lines, g_counted, g_who,
     g_patience, g_clock, g_limits, g_routing, g_waiting, g_requests, u_gone, u_transport, u_outbound, u_call, u_in_body, u_deadline, u_reused, u_paused, a_pool, a_listener, a_method,
     a_head, a_body, a_connection, a_in_one_step, a_done, a_deadline, a_fresh_only, t_bounds, t_counts, t_total,
@@ -36,7 +36,7 @@ static const Slot SLOTS[] = {
     {"Response", "keep_alive", &r_keep_alive}, {"Memo", "plan", &m_plan}, {"Memo", "lines", &m_lines},
     {"Memo", "is_stream", &m_is_stream}, {"HeadPlan", "owner", &h_owner}, {"HeadPlan", "lanes", &h_lanes},
     {"HeadPlan", "request_id", &h_request_id}, {"RoutingFields", "model", &f_model}, {"RoutingFields", "stream", &f_stream},
-    {"RoutingFields", "_body", &f_body}, {"RoutingFields", "_members", &f_members}, {"Ledger", "held", &d_held},
+    {"RoutingFields", "_body", &f_body}, {"RoutingFields", "_members", &f_members}, {"RoutingFields", "span", &f_span}, {"Ledger", "held", &d_held},
     {"Ledger", "limit", &d_limit}, {"Breaker", "open_until", &k_open_until}, {"Breaker", "failures", &k_failures},
     {"Lane", "route", &l_route}, {"Lane", "name", &l_name}, {"Lane", "candidates", &l_candidates}, {"Lane", "legs", &l_legs},
     {"Lane", "only", &l_only}, {"Leg", "candidate", &g_candidate}, {"Leg", "name", &g_name}, {"Leg", "pool", &g_pool},
@@ -177,6 +177,7 @@ static PyObject *fields_of(PyObject *model, PyObject *stream, PyObject *body) {
     set(fields, f_stream, stream);
     set(fields, f_body, body);
     set(fields, f_members, Py_None);
+    set(fields, f_span, Py_None);
     return fields;
 }
 

@@ -205,6 +205,34 @@ static int members(At p, At end, Found *found) {
     }
 }
 
+typedef struct {
+    Py_ssize_t key, key_end, value, value_end; /* offsets; the key's quotes included */
+} Span;
+
+/* Where the members of one whole object stand, repeated ones too: how many, or -1: not valid, too many, or a key too long. */
+static inline Py_ssize_t spans_in(At body, At end, Span *spans, Py_ssize_t most, Py_ssize_t longest_key) {
+    int plain;
+    At p = blank(body, end);
+    if (p >= end || *p != '{') return -1;
+    p = blank(p + 1, end);
+    for (Py_ssize_t count = 0;;) {
+        if (p >= end || *p != '"' || count == most) return -1;
+        Span *span = spans + count++;
+        span->key = p - body;
+        if (!(p = string_end(p + 1, end, &plain))) return -1;
+        span->key_end = p + 1 - body;
+        if (span->key_end - span->key > longest_key || !(p = colon(p, end))) return -1;
+        span->value = p - body;
+        if (!(p = value(p, end, 1))) return -1;
+        span->value_end = p - body;
+        p = blank(p, end);
+        if (p >= end) return -1;
+        if (*p == '}') return blank(p + 1, end) == end ? count : -1;
+        if (*p++ != ',') return -1;
+        p = blank(p, end);
+    }
+}
+
 /* (model, stream) as new and borrowed references; 0: not judged; -1: an exception. `body` does not change meanwhile. */
 static int routing_of(const char *body, Py_ssize_t length, PyObject **model, PyObject **stream) {
     Found found = {0};
