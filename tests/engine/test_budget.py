@@ -195,3 +195,13 @@ def test_a_card_has_room_for_a_matrix_on_its_way_into_its_packed_form():
     assert made.device["packing"] + made.device["kv"] + made.device["activation"] == small.intermediate * small.hidden
     assert made.fits == (made.device_total <= made.device_limit)
     assert "packing" not in plan(MEDIUM, settings(max_seq_len=2048, max_num_seqs=2)).device
+
+
+def test_no_part_of_a_card_is_told_in_place_of_the_hosts():
+    """The table, metrics and `/ui` put both into one list by name."""
+    small = msgspec.structs.replace(MEDIUM, intermediate=200_000)
+    shared = Shared(backends=3 << 20, gpu_backends=5 << 20)
+    made = plan(small, settings(max_seq_len=256, max_num_seqs=1, prefill_chunk_tokens=16, shared=shared))
+    assert {"packing", "gpu_backends"} <= made.device.keys() and {"loading", "backends"} <= made.host.keys()
+    assert not made.device.keys() & made.host.keys()
+    assert all(f"  {name} " in made.table() for name in made.device | made.host)

@@ -40,7 +40,7 @@ def test_the_plan_leaves_room_for_the_largest_command_or_what_was_set():
 def test_commands_may_take_what_the_engines_leave():
     host, gpu = set_aside(config())
     on_cpu, on_card = made("cpu", host, gpu), made("cuda", host, gpu)
-    assert "backends" not in on_cpu.device and on_cpu.host["backends"] == host and on_card.device["backends"] == gpu
+    assert "gpu_backends" not in on_cpu.device and on_cpu.host["backends"] == host and on_card.device["gpu_backends"] == gpu
     limit = command_limit(config(), [on_cpu])
     assert limit.host == on_cpu.device_limit - on_cpu.process_total + host
     limit = command_limit(config(), [on_card])

@@ -134,7 +134,7 @@ def _plan_window(shape: ModelShape, settings: PlanSettings, window: int) -> Plan
         "runtime": runtime_bytes(shape, settings),
     }
     if settings.shared is not None and settings.shared.gpu_backends and not on_cpu:
-        device["backends"] = settings.shared.gpu_backends
+        device["gpu_backends"] = settings.shared.gpu_backends
     host = host_parts(shape, settings)
     device_limit, host_limit = _limits(settings)
     taken = sum(device.values()) + (sum(host.values()) if on_cpu else 0)

@@ -38,7 +38,7 @@ def _host(plans: Sequence[Plan]) -> int:
 def _gpu(plans: Sequence[Plan]) -> int | None:
     on_card = [plan for plan in plans if not plan.shared]
     if on_card:
-        taken = sum(plan.device_total for plan in on_card) - on_card[0].device.get("backends", 0)
+        taken = sum(plan.device_total for plan in on_card) - on_card[0].device.get("gpu_backends", 0)
         return max(0, on_card[0].device_limit - taken)
     nvml = Nvml.find()
     card = next((card for card in nvml.cards() if card.total), None) if nvml is not None else None
