@@ -88,6 +88,29 @@ def test_check_without_a_file_names_the_missing_model_and_what_brings_it(place, 
     assert "built-in defaults: OK" in out and "bring it with: laya pull default" in out
 
 
+def test_check_refuses_a_model_that_serve_would_refuse(place, capsys):
+    """From its header, as `plan` does: nothing is loaded."""
+    (place / "m.gguf").write_bytes(b"no model")
+    (place / "bad.yaml").write_text("inference: {model: m.gguf}")
+    assert main(["check", "--config", "bad.yaml"]) == 78
+    told = capsys.readouterr()
+    assert "m.gguf: not a GGUF file" in told.err and not told.out
+
+
+def test_check_reads_the_header_of_a_model_that_can_be_run(place, model_path, capsys):
+    (place / "fine.yaml").write_text(f"inference: {{model: {model_path}}}")
+    assert main(["check", "--config", "fine.yaml"]) == 0
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_check_tells_that_it_could_not_look_at_a_model(place, model_path, capsys, monkeypatch):
+    """Where only the router's packages are installed."""
+    monkeypatch.setitem(sys.modules, "laya.model.describe", None)
+    (place / "fine.yaml").write_text(f"inference: {{model: {model_path}}}")
+    assert main(["check", "--config", "fine.yaml"]) == 0
+    assert "warning: no model was looked at" in capsys.readouterr().out
+
+
 def test_config_may_stand_before_or_after_the_command(place, capsys):
     assert main(["--config", "good.yaml", "check"]) == main(["check", "--config=good.yaml"]) == 0
     assert main(["--config", "good.yaml", "route", "gpt-4o"]) == 0

@@ -19,10 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     config, table = read(arguments.config)
+    unread = read_models(config)
     print(f"{config.source or 'built-in defaults'}: OK")
     for line in summary(config, table):
         print("  " + line)
-    for line in [*notices(config), *missing_models(config)]:
+    for line in [*notices(config), *missing_models(config), *unread]:
         print("  warning: " + line)
     return exits.OK
 
@@ -61,6 +62,22 @@ def missing_models(config: Config) -> list[str]:
         for name, engine in config.engines_by_name().items()
         if not os.path.exists(config.model_path(engine))
     ]
+
+
+def read_models(config: Config) -> list[str]:
+    """The headers of those that are here. Raises StartError for one that cannot be run; what could not be looked at is told."""
+    present = {
+        name: engine for name, engine in config.engines_by_name().items() if os.path.exists(config.model_path(engine))
+    }  # fmt: skip
+    if not present:
+        return []
+    try:
+        from laya.model.describe import describe
+    except ImportError as exc:
+        return [f"no model was looked at: {exc}; laya doctor tells what is missing"]
+    for engine in present.values():
+        describe(config.model_path(engine), dtype=engine.dtype)
+    return []
 
 
 def _hint(engine: EngineConfig) -> str:
