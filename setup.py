@@ -20,6 +20,7 @@ NATIVE_FLAGS = [
     "-O3", "-std=gnu11", "-fopenmp", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma",
 ]  # fmt: skip
 
+
 def native() -> list[Extension]:
     if os.environ.get("LAYA_NATIVE") == "0":
         return []

@@ -6,28 +6,41 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from laya.config import BackendConfig
+from laya.net.lane import MOST_LANES, Leg
+from laya.telemetry import Telemetry
 from raw import post, read_response, read_stream, read_until, unchunk
 from scripted_upstream import SSE_HEAD, Close, Reset, ScriptedUpstream, Sleep, Split, answer, chunked, completion, delta
 from server import Laya, running
 
 # Laya whose lane, in C or in Python, tells on stderr which of its steps were taken; or is never taken.
-PROGRAM = """
+PROGRAM = '''
 import json, os, runpy
 from laya.net import connection, lane{imports}
 
 def watched(name, step):
     def call(*given):
         taken = {taken}
-        os.write(2, json.dumps({{"event": "lane", "step": name, "taken": taken}}).encode() + b"\\n")  # whole, beside the log
+        lanes = whole(given[0].exchange) if taken and name == "ask" else 0
+        line = json.dumps({{"event": "lane", "step": name, "taken": taken, "lanes": lanes}})
+        os.write(2, line.encode() + b"\\n")  # in one piece, beside the log
         return taken
     return call
 
+def whole(exchange):
+    """How many lanes its head has. Raises AttributeError where the lane left out a slot of what it made."""
+    for made in (exchange.call, exchange.fields):
+        for slot in type(made).__slots__:
+            getattr(made, slot)
+    return len(exchange.plan.lanes)
+
 {watch}
 runpy.run_module("laya", run_name="__main__", alter_sys=True)
-"""
+'''
 IN_C = """
 native_lane.reply = watched("reply", native_lane.reply)
 connection.ask = watched("ask", lane.prepared(connection.ClientConnection))
@@ -98,8 +111,12 @@ def _plain(up):
 
 
 def steps(laya: Laya) -> list[tuple[str, bool]]:
+    return [(line["step"], line["taken"]) for line in lane_lines(laya)]
+
+
+def lane_lines(laya: Laya) -> list[dict]:
     time.sleep(0.1)  # for the thread that reads its stderr
-    return [(line["step"], line["taken"]) for line in laya.lines if line.get("event") == "lane"]
+    return [line for line in laya.lines if line.get("event") == "lane"]
 
 
 def ask_twice(laya: Laya, request: bytes) -> list[tuple[str, bool]]:
@@ -362,11 +379,23 @@ def test_a_share_goes_to_each_of_several_targets(tmp_path, program):
 
 
 def test_a_flood_of_model_names_keeps_the_lanes_bounded(laned):
+    before = len(lane_lines(laned))
     with laned.connect() as sock:
-        for number in range(600):
+        for number in range(200):
             sock.sendall(post(body(f"both-{number:04}")))
             assert read_response(sock)[0] == 200
     assert ask_twice(laned, post(body())) == TAKEN
+    kept = [line["lanes"] for line in lane_lines(laned)[before:] if line["step"] == "ask" and line["taken"]]
+    assert len(kept) > 150 and max(kept) == MOST_LANES
+
+
+def test_lanes_of_one_head_share_it():
+    """Their bound counts on that: a head has up to four kilobytes."""
+    backend = SimpleNamespace(name="up", pool=SimpleNamespace(clock=None, limits=None), breaker=None, settings=BackendConfig())
+    candidate = SimpleNamespace(backend_state=backend, lines=b"x-laya-route: r\r\n")
+    head = b"POST / HTTP/1.1\r\n"
+    leg = Leg(candidate, head, "r", "chat", Telemetry())
+    assert leg.head is head and leg.lines is candidate.lines
 
 
 def planted(program: str, where: str, when: str) -> tuple[str, str]:

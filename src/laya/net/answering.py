@@ -14,11 +14,10 @@ import termios
 from abc import ABC, abstractmethod
 from typing import Any
 
-from laya.net.flow import MAX_UNSENT
+from laya.net.flow import JOIN_BELOW, MAX_UNSENT
 from laya.wire.reply import LAST_CHUNK, chunk, response_start
 
 BODILESS = (204, 304)
-JOIN_BELOW = 16 * 1024  # a copy this small is cheaper than a second buffer in the write queue
 
 
 class Answering(ABC):

@@ -2,7 +2,8 @@
 
 In: bytes that just came on a client's connection (`ask`) or on a backend's (`reply`). Out: True when the step was taken whole;
 False: nothing was touched, go the long way. Loop thread only. Where there was a C compiler at installation native/lane.c takes
-the same steps; this is its reference, and what runs without.
+the same steps, and passes on a stream's frame that is one chunk in a segment of its own; this is its reference, and what runs
+without.
 
 What a step leaves behind is what the long way leaves behind: the same `ProxyExchange` and `Call` in the same states, the same
 bytes, metrics and log line. So a retry, a time-out, a client that leaves, an answer in pieces find what they always find, and a
@@ -31,9 +32,8 @@ from laya.gateway.plan import HeadPlan
 from laya.gateway.proxy import ProxyExchange
 from laya.gateway.vigil import is_stream
 from laya.log import access_line, who
-from laya.net.answering import JOIN_BELOW
 from laya.net.clock import NEVER
-from laya.net.flow import LARGE_READ, Ledger
+from laya.net.flow import JOIN_BELOW, LARGE_READ, Ledger
 from laya.net.pool import IDLE_S
 from laya.net.upstream import Call, UpstreamConnection
 from laya.routing.balance import Breaker
@@ -55,9 +55,11 @@ except ImportError:  # installed without a C compiler
 IN_C = native_lane is not None  # told in the first log line
 
 APIS = frozenset({"chat", "completions"})
-# Of one head: model names with their lanes, and clients' addresses with their part of a log line. Emptied when full: a flood of
-# names costs the long way, not memory.
-MOST_KEPT = 256
+# Model names with a lane, of one head. Emptied when full: a flood of names costs the long way, not memory. A lane takes about a
+# kilobyte, and `recall` keeps 512 heads: 16 MiB at most for routes with one target.
+MOST_LANES = 32
+# Clients' addresses whose part of a log line is kept, of one lane and target.
+MOST_CLIENTS = 16
 
 new_exchange = ProxyExchange.__new__
 
@@ -77,8 +79,8 @@ class Leg:
         self.pool = backend.pool
         self.breaker = backend.breaker
         self.patience = float(backend.settings.first_byte_timeout_s)
-        self.head = head + b"x-request-id: "
-        self.lines = candidate.lines + b"x-request-id: "
+        self.head = head  # shared by all lanes of a head; the id's line comes behind it, as behind the next
+        self.lines = candidate.lines
         self.counted = (route, backend.name, api, "ok")
         self.who: dict[str, bytes] = {}  # by the client's address
         self.clock = backend.pool.clock
@@ -101,8 +103,6 @@ class Lane:
 
 def lane_of(gateway: Any, request: Any, plan: Any, name: str) -> Lane | None:
     """The lane of this head and name; None: they go the long way, for now or for good."""
-    if len(plan.lanes) >= MOST_KEPT:
-        plan.lanes.clear()
     if plan.error is not None or plan.api not in APIS or plan.key is not None or plan.asks or plan.target is not None:
         return None
     if plan.coded or plan.boundary is not None or plan.client or plan.session or plan.cap or not request.keep_alive:
@@ -115,6 +115,8 @@ def lane_of(gateway: Any, request: Any, plan: Any, name: str) -> Lane | None:
     if not candidates or not all(candidate in heads and _is_plain(candidate) for candidate in candidates):
         return None
     legs = {candidate: Leg(candidate, heads[candidate], route.name, plan.api, gateway.telemetry) for candidate in candidates}
+    if len(plan.lanes) >= MOST_LANES:
+        plan.lanes.clear()
     lane = plan.lanes[name] = Lane(route, candidates, legs)
     return lane
 
@@ -195,7 +197,7 @@ def ask_in_python(connection: Any, data: bytes) -> bool:
     exchange.leg = leg
     exchange.state = WAITING
 
-    head = b"%b%b\r\ncontent-length: %d\r\n\r\n" % (leg.head, request_id, length)
+    head = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (leg.head, request_id, length)
     exchange.call = call = Call(pool, exchange, request.method, head, body)
     call.in_one_step = reply_in_python
     pool.inflight += 1
@@ -243,7 +245,7 @@ def reply_in_python(upstream: Any, call: Any, data: bytes) -> bool:
     leg.pool.give_back(upstream)
     request_id = exchange.request_id
     connection.transport.write(
-        b"HTTP/1.1 200 OK\r\ndate: %b\r\ncontent-length: %d\r\n%b%b%b\r\n\r\n%b"
+        b"HTTP/1.1 200 OK\r\ndate: %b\r\ncontent-length: %d\r\n%b%bx-request-id: %b\r\n\r\n%b"
         % (http_date(), length, memo.lines, leg.lines, request_id, body)
     )
     exchange.first_at = now
@@ -271,7 +273,7 @@ def reply_in_python(upstream: Any, call: Any, data: bytes) -> bool:
 
 def named(leg: Leg, exchange: ProxyExchange) -> bytes:
     """The members of the log line that are the same for all requests of this client here."""
-    if len(leg.who) >= MOST_KEPT:
+    if len(leg.who) >= MOST_CLIENTS:
         leg.who.clear()
     made = leg.who[exchange.connection.peer] = who(*exchange.named())
     return made
@@ -289,7 +291,7 @@ def prepared(connection: type) -> Callable[[Any, bytes], bool]:
         **{known.__name__: known for known in classes}, "ClientConnection": connection, "in_python": ask_in_python,
         "lane_of": lane_of, "named": named, "is_stream": is_stream, "WAITING": WAITING, "DONE": DONE, "NEVER": NEVER,
         "READ_ON_LOOP": READ_ON_LOOP, "JOIN_BELOW": JOIN_BELOW, "IDLE_S": IDLE_S, "PHASE_HEAD": parser.HEAD,
-        "PHASE_BODY": parser.BODY,
-        "PHASE_DONE": parser.DONE, "STREAMING": STREAMING, "WATCH_TAIL": WATCH_TAIL, "LARGE_READ": LARGE_READ,
+        "PHASE_BODY": parser.BODY, "PHASE_DONE": parser.DONE, "STREAMING": STREAMING, "WATCH_TAIL": WATCH_TAIL,
+        "LARGE_READ": LARGE_READ,
     })  # fmt: skip
     return native_lane.ask

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from laya.net.clock import NEVER
-from laya.net.flow import HIGH_WATER, LARGE_READ
+from laya.net.flow import HIGH_WATER, JOIN_BELOW, LARGE_READ
 from laya.wire.messages import NEED_DATA, BodyData, EndOfBody, Response
 from laya.wire.outbound import Outbound
 
@@ -121,7 +121,7 @@ class UpstreamConnection:
             self.transport.write(call.head)
         elif type(body) is tuple:
             self.transport.writelines((call.head, *body))
-        elif len(body) < 16 * 1024:  # one small copy is cheaper than a second buffer
+        elif len(body) < JOIN_BELOW:
             self.transport.write(call.head + body)
         else:
             self.transport.writelines((call.head, body))

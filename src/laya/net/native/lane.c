@@ -1,8 +1,9 @@
-/* The fast lane in C: `ask` and `reply` of laya/net/lane.py, which says what they do and why, and is the reference.
+/* The fast lane in C: `ask` and `reply` of laya/net/lane.py, which says what they do and why, and is the reference; that of
+   `pass_frame` is the long way itself.
 
-   Each step looks first, and answers False (go the long way) while nothing has been changed. Where it has begun to change things an
-   exception is passed on: the exchange is on its connection by then, and the caller ends it. What is rare (a new lane, a balancer's
-   choice, a full pool) is done by the Python functions that `prepare` is given. tests/gateway/test_lane.py runs both. */
+   Each step looks first, and answers False (go the long way) while nothing has been changed. Where it has begun to change
+   things an exception is passed on: the exchange is on its connection by then, and the caller ends it. What is rare (a new
+   lane, a balancer's choice, a full pool) is done in Python. tests/gateway/test_lane.py runs both. */
 
 #define _GNU_SOURCE /* memmem */
 #include <time.h>
@@ -11,14 +12,15 @@
 #include "../../wire/native/whole.h"
 #include "slots.h"
 
-static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head, c_keep_alive, c_head_only, c_chunked, c_deadline,
-    c_transport, c_peer, p_buffer, p_phase, p_fast, p_tries_fast, o_method, o_keep_alive, o_started, o_informational,
-    b_request_heads, b_response_heads, b_max_head, b_max_body, q_memo, q_method, r_memo, r_status, r_keep_alive, m_plan, m_lines,
-    m_is_stream, h_owner, h_lanes, h_request_id, f_model, f_stream, f_body, f_members, f_span, d_held, d_limit, k_open_until, k_failures,
-    l_route, l_name, l_candidates, l_legs, l_only, g_candidate, g_name, g_pool, g_breaker, g_head, g_lines, g_counted, g_who,
-    g_patience, g_clock, g_limits, g_routing, g_waiting, g_requests, u_gone, u_transport, u_outbound, u_call, u_in_body, u_deadline, u_reused, u_paused, a_pool, a_listener, a_method,
-    a_head, a_body, a_connection, a_in_one_step, a_done, a_deadline, a_fresh_only, t_bounds, t_counts, t_total,
-    c_paused, p_pending, p_failure, p_body, x_left, x_held, x_authority, w_tail, w_done;
+static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head, c_keep_alive, c_head_only, c_chunked,
+    c_deadline, c_transport, c_peer, p_buffer, p_phase, p_fast, p_tries_fast, o_method, o_keep_alive, o_started,
+    o_informational, b_request_heads, b_response_heads, b_max_head, b_max_body, q_memo, q_method, r_memo, r_status,
+    r_keep_alive, m_plan, m_lines, m_is_stream, h_owner, h_lanes, h_request_id, f_model, f_stream, f_body, f_members, f_span,
+    d_held, d_limit, k_open_until, k_failures, l_route, l_name, l_candidates, l_legs, l_only, g_candidate, g_name, g_pool,
+    g_breaker, g_head, g_lines, g_counted, g_who, g_patience, g_clock, g_limits, g_routing, g_waiting, g_requests, u_gone,
+    u_transport, u_outbound, u_call, u_in_body, u_deadline, u_reused, u_paused, a_pool, a_listener, a_method, a_head, a_body,
+    a_connection, a_in_one_step, a_done, a_deadline, a_fresh_only, t_bounds, t_counts, t_total, c_paused, p_pending,
+    p_failure, p_body, x_left, x_held, x_authority, w_tail;
 
 static const Slot SLOTS[] = {
     {"ClientConnection", "inbound", &c_inbound}, {"ClientConnection", "server", &c_server},
@@ -26,45 +28,45 @@ static const Slot SLOTS[] = {
     {"ClientConnection", "held", &c_held}, {"ClientConnection", "in_head", &c_in_head},
     {"ClientConnection", "keep_alive", &c_keep_alive}, {"ClientConnection", "head_only", &c_head_only},
     {"ClientConnection", "chunked", &c_chunked}, {"ClientConnection", "deadline", &c_deadline},
-    {"ClientConnection", "transport", &c_transport}, {"ClientConnection", "peer", &c_peer},
-    {"Inbound", "buffer", &p_buffer}, {"Inbound", "phase", &p_phase}, {"Inbound", "fast", &p_fast},
-    {"Inbound", "tries_fast", &p_tries_fast}, {"Outbound", "method", &o_method}, {"Outbound", "keep_alive", &o_keep_alive},
-    {"Outbound", "started", &o_started}, {"Outbound", "informational", &o_informational},
-    {"Limits", "request_heads", &b_request_heads}, {"Limits", "response_heads", &b_response_heads},
-    {"Limits", "max_head_bytes", &b_max_head}, {"Limits", "max_body_bytes", &b_max_body}, {"Request", "memo", &q_memo},
-    {"Request", "method", &q_method}, {"Response", "memo", &r_memo}, {"Response", "status", &r_status},
-    {"Response", "keep_alive", &r_keep_alive}, {"Memo", "plan", &m_plan}, {"Memo", "lines", &m_lines},
-    {"Memo", "is_stream", &m_is_stream}, {"HeadPlan", "owner", &h_owner}, {"HeadPlan", "lanes", &h_lanes},
-    {"HeadPlan", "request_id", &h_request_id}, {"RoutingFields", "model", &f_model}, {"RoutingFields", "stream", &f_stream},
-    {"RoutingFields", "_body", &f_body}, {"RoutingFields", "_members", &f_members}, {"RoutingFields", "span", &f_span}, {"Ledger", "held", &d_held},
+    {"ClientConnection", "transport", &c_transport}, {"ClientConnection", "peer", &c_peer}, {"Inbound", "buffer", &p_buffer},
+    {"Inbound", "phase", &p_phase}, {"Inbound", "fast", &p_fast}, {"Inbound", "tries_fast", &p_tries_fast},
+    {"Outbound", "method", &o_method}, {"Outbound", "keep_alive", &o_keep_alive}, {"Outbound", "started", &o_started},
+    {"Outbound", "informational", &o_informational}, {"Limits", "request_heads", &b_request_heads},
+    {"Limits", "response_heads", &b_response_heads}, {"Limits", "max_head_bytes", &b_max_head},
+    {"Limits", "max_body_bytes", &b_max_body}, {"Request", "memo", &q_memo}, {"Request", "method", &q_method},
+    {"Response", "memo", &r_memo}, {"Response", "status", &r_status}, {"Response", "keep_alive", &r_keep_alive},
+    {"Memo", "plan", &m_plan}, {"Memo", "lines", &m_lines}, {"Memo", "is_stream", &m_is_stream},
+    {"HeadPlan", "owner", &h_owner}, {"HeadPlan", "lanes", &h_lanes}, {"HeadPlan", "request_id", &h_request_id},
+    {"RoutingFields", "model", &f_model}, {"RoutingFields", "stream", &f_stream}, {"RoutingFields", "_body", &f_body},
+    {"RoutingFields", "_members", &f_members}, {"RoutingFields", "span", &f_span}, {"Ledger", "held", &d_held},
     {"Ledger", "limit", &d_limit}, {"Breaker", "open_until", &k_open_until}, {"Breaker", "failures", &k_failures},
     {"Lane", "route", &l_route}, {"Lane", "name", &l_name}, {"Lane", "candidates", &l_candidates}, {"Lane", "legs", &l_legs},
     {"Lane", "only", &l_only}, {"Leg", "candidate", &g_candidate}, {"Leg", "name", &g_name}, {"Leg", "pool", &g_pool},
     {"Leg", "breaker", &g_breaker}, {"Leg", "head", &g_head}, {"Leg", "lines", &g_lines}, {"Leg", "counted", &g_counted},
     {"Leg", "who", &g_who}, {"Leg", "patience", &g_patience}, {"Leg", "clock", &g_clock}, {"Leg", "limits", &g_limits},
-    {"Leg", "routing", &g_routing}, {"Leg", "waiting", &g_waiting}, {"Leg", "requests", &g_requests}, {"UpstreamConnection", "gone", &u_gone},
-    {"UpstreamConnection", "transport", &u_transport}, {"UpstreamConnection", "outbound", &u_outbound},
-    {"UpstreamConnection", "call", &u_call}, {"UpstreamConnection", "in_body", &u_in_body},
-    {"UpstreamConnection", "deadline", &u_deadline}, {"UpstreamConnection", "reused", &u_reused},
-    {"UpstreamConnection", "paused", &u_paused}, {"Call", "pool", &a_pool}, {"Call", "listener", &a_listener},
-    {"Call", "method", &a_method}, {"Call", "head", &a_head}, {"Call", "body", &a_body}, {"Call", "connection", &a_connection},
-    {"Call", "in_one_step", &a_in_one_step}, {"Call", "done", &a_done}, {"Call", "deadline", &a_deadline},
-    {"Call", "fresh_only", &a_fresh_only}, {"Histogram", "bounds", &t_bounds}, {"Histogram", "counts", &t_counts},
-    {"Histogram", "total", &t_total}, {"ClientConnection", "paused", &c_paused}, {"Outbound", "_pending", &p_pending},
-    {"Outbound", "_failure", &p_failure}, {"Outbound", "_body", &p_body}, {"ChunkedBody", "_left", &x_left},
-    {"ChunkedBody", "_held", &x_held}, {"ChunkedBody", "_authority", &x_authority}, {"StreamWatch", "_tail", &w_tail},
-    {"StreamWatch", "done", &w_done}, {NULL, NULL, NULL},
+    {"Leg", "routing", &g_routing}, {"Leg", "waiting", &g_waiting}, {"Leg", "requests", &g_requests},
+    {"UpstreamConnection", "gone", &u_gone}, {"UpstreamConnection", "transport", &u_transport},
+    {"UpstreamConnection", "outbound", &u_outbound}, {"UpstreamConnection", "call", &u_call},
+    {"UpstreamConnection", "in_body", &u_in_body}, {"UpstreamConnection", "deadline", &u_deadline},
+    {"UpstreamConnection", "reused", &u_reused}, {"UpstreamConnection", "paused", &u_paused}, {"Call", "pool", &a_pool},
+    {"Call", "listener", &a_listener}, {"Call", "method", &a_method}, {"Call", "head", &a_head}, {"Call", "body", &a_body},
+    {"Call", "connection", &a_connection}, {"Call", "in_one_step", &a_in_one_step}, {"Call", "done", &a_done},
+    {"Call", "deadline", &a_deadline}, {"Call", "fresh_only", &a_fresh_only}, {"Histogram", "bounds", &t_bounds},
+    {"Histogram", "counts", &t_counts}, {"Histogram", "total", &t_total}, {"ClientConnection", "paused", &c_paused},
+    {"Outbound", "_pending", &p_pending}, {"Outbound", "_failure", &p_failure}, {"Outbound", "_body", &p_body},
+    {"ChunkedBody", "_left", &x_left}, {"ChunkedBody", "_held", &x_held}, {"ChunkedBody", "_authority", &x_authority},
+    {"StreamWatch", "_tail", &w_tail}, {NULL, NULL, NULL},
 };
 
 /* What `prepare` gives: classes, the long way's functions, and the room's numbers. */
-#define GIVEN(X) X(ClientConnection) X(Inbound) X(Outbound) X(Limits) X(Request) X(Response) X(Memo) X(HeadPlan) \
+#define GIVEN(X) X(ClientConnection) X(Inbound) X(Outbound) X(Limits) X(Request) X(Response) X(HeadPlan) \
     X(RoutingFields) X(Ledger) X(Breaker) X(Lane) X(Leg) X(UpstreamConnection) X(Call) X(Histogram) X(ProxyExchange) \
     X(in_python) X(lane_of) X(named) X(is_stream) X(WAITING) X(DONE) X(NEVER) X(READ_ON_LOOP) X(JOIN_BELOW) X(IDLE_S) \
     X(PHASE_HEAD) X(PHASE_BODY) X(PHASE_DONE) X(ChunkedBody) X(StreamWatch) X(STREAMING) X(WATCH_TAIL) X(LARGE_READ)
 /* Attributes of classes without __slots__. */
-#define NAMED(X) X(gateway) X(connection) X(request) X(body) X(plan) X(request_id) X(began) X(fields) X(rule) X(route) X(targets) \
-    X(model) X(target) X(backend) X(leg) X(state) X(call) X(sent_at) X(first_at) X(status) X(limits) X(ledger) X(clock) X(now) \
-    X(settings) X(draining) X(keepalive_timeout_s) X(table) X(staging) X(caching) X(selection) X(turn) X(choose) \
+#define NAMED(X) X(gateway) X(connection) X(request) X(body) X(plan) X(request_id) X(began) X(fields) X(rule) X(route) \
+    X(targets) X(model) X(target) X(backend) X(leg) X(state) X(call) X(sent_at) X(first_at) X(status) X(limits) X(ledger) \
+    X(clock) X(now) X(settings) X(draining) X(keepalive_timeout_s) X(table) X(staging) X(caching) X(selection) X(turn) X(choose) \
     X(log) X(info_on) X(watchers) X(recent) X(append) X(line) X(idle) X(inflight) X(waiting) X(retired) \
     X(line_up) X(send) X(give_back) X(write) X(writelines) X(is_closing) X(get_write_buffer_size) X(run) X(count) \
     X(_sse) X(_rename) X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s)
@@ -129,7 +131,7 @@ static int is_true(PyObject *result) {
 }
 
 static int observe(PyObject *histogram, double seconds) {
-    if (!IS(histogram, Histogram)) return -1;
+    if (!IS(histogram, Histogram)) return done_with(PyErr_Format(PyExc_TypeError, "no histogram of ours"));
     PyObject *bounds = AT(histogram, t_bounds), *counts = AT(histogram, t_counts);
     Py_ssize_t bucket = 0, count = PyTuple_GET_SIZE(bounds);
     while (bucket < count && PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(bounds, bucket)) < seconds) bucket++;
@@ -157,7 +159,7 @@ static int find_in(PyObject *data, PyObject *limits, Py_ssize_t heads, Whole *fo
     return find_whole(data, AT(limits, heads), max_head, PyLong_AsLongLong(AT(limits, b_max_body)), found);
 }
 
-/* -- the request ------------------------------------------------------------------------------------------------------------- */
+/* -- the request ----------------------------------------------------------------------------------------------------------- */
 
 /* The lane of a model's name, borrowed from the plan; NULL: none, or an exception. */
 static PyObject *find_lane(PyObject *gateway, PyObject *request, PyObject *plan, PyObject *model) {
@@ -202,23 +204,28 @@ static char *append_number(char *to, unsigned long long number, int base, int wi
 
 /* As Gateway.new_request_id. */
 static PyObject *new_request_id(PyObject *gateway) {
-    PyObject *run = kept(gateway, N_run), *count = kept(gateway, N_count), *next = count ? PyIter_Next(count) : NULL;
-    if (!run || !next) return NULL;
+    PyObject *run = kept(gateway, N_run), *count = kept(gateway, N_count), *next = run && count ? PyIter_Next(count) : NULL;
+    if (!next) return NULL;
     char id[64], *to = append_number(append_bytes(id, run), PyLong_AsUnsignedLongLong(next), 16, 8);
     Py_DECREF(next);
     return PyBytes_FromStringAndSize(id, to - id);
 }
 
-/* The head without its last blank line's body, and `body` behind it where `joined`. */
+static const char ID[] = "x-request-id: ";
+enum { ID_BYTES = sizeof ID - 1 };
+
+/* The request's head, and `body` behind it where `joined`. */
 static PyObject *message_of(PyObject *leg, PyObject *request_id, PyObject *body, int joined) {
     PyObject *head = AT(leg, g_head);
     char framing[64];
     Py_ssize_t length = PyBytes_GET_SIZE(body);
     char *end = append(append_number(append(framing, "\r\ncontent-length: ", 18), length, 10, 1), "\r\n\r\n", 4);
-    Py_ssize_t size = PyBytes_GET_SIZE(head) + PyBytes_GET_SIZE(request_id) + (end - framing) + (joined ? length : 0);
+    Py_ssize_t size = PyBytes_GET_SIZE(head) + ID_BYTES + PyBytes_GET_SIZE(request_id) + (end - framing);
+    if (joined) size += length;
     PyObject *message = PyBytes_FromStringAndSize(NULL, size);
     if (!message) return NULL;
-    char *to = append(append_bytes(append_bytes(PyBytes_AS_STRING(message), head), request_id), framing, end - framing);
+    char *to = append(append_bytes(PyBytes_AS_STRING(message), head), ID, ID_BYTES);
+    to = append(append_bytes(to, request_id), framing, end - framing);
     if (joined) append_bytes(to, body);
     return message;
 }
@@ -355,8 +362,8 @@ static int send_out(Asked *asked, Py_ssize_t length) {
     PyObject *exchange = Py_NewRef(AT(asked->connection, c_exchange));
     int joined = length < join_below, failed = -1;
     PyObject *message = message_of(asked->leg, asked->request_id, asked->body, joined);
-    PyObject *call = message ? call_of(asked->pool, exchange, AT(asked->request, q_method), message, joined ? nothing : asked->body)
-                             : NULL;
+    PyObject *call = NULL;
+    if (message) call = call_of(asked->pool, exchange, AT(asked->request, q_method), message, joined ? nothing : asked->body);
     double sent_at = monotonic();
     if (call && !PyObject_SetAttr(exchange, N_call, call) && !give(exchange, N_sent_at, PyFloat_FromDouble(sent_at))
         && !add(asked->pool, N_inflight, 1)) {
@@ -377,9 +384,8 @@ static int send_out(Asked *asked, Py_ssize_t length) {
 
 static PyObject *ask(PyObject *module, PyObject *const *given, Py_ssize_t count) {
     Asked asked = {0};
-    PyObject *data = given[1];
-    if (count != 2 || !G_ClientConnection || !IS(given[0], ClientConnection) || !PyBytes_CheckExact(data)) LONG_WAY;
-    PyObject *connection = asked.connection = given[0];
+    if (count != 2 || !IS(given[0], ClientConnection) || !PyBytes_CheckExact(given[1])) LONG_WAY;
+    PyObject *connection = asked.connection = given[0], *data = given[1];
     asked.inbound = AT(connection, c_inbound);
     if (PyBytes_GET_SIZE(data) > read_on_loop || !IS(asked.inbound, Inbound) || !is_between(asked.inbound, at_head)) LONG_WAY;
     asked.server = AT(connection, c_server);
@@ -415,7 +421,7 @@ static PyObject *ask(PyObject *module, PyObject *const *given, Py_ssize_t count)
     return there < 0 ? NULL : PyBool_FromLong(there);
 }
 
-/* -- the answer -------------------------------------------------------------------------------------------------------------- */
+/* -- the answer ------------------------------------------------------------------------------------------------------------ */
 
 static const char DAYS[] = "SunMonTueWedThuFriSat", MONTHS[] = "JanFebMarAprMayJunJulAugSepOctNovDec";
 
@@ -444,12 +450,13 @@ static PyObject *answer_of(PyObject *lines, PyObject *leg, PyObject *request_id,
     char head[160], *end = append(append(head, "HTTP/1.1 200 OK\r\ndate: ", 23), stamp.http, 29);
     end = append(append_number(append(end, "\r\ncontent-length: ", 18), found->length, 10, 1), "\r\n", 2);
     PyObject *own = AT(leg, g_lines);
-    Py_ssize_t first = end - head, size = first + PyBytes_GET_SIZE(lines) + PyBytes_GET_SIZE(own) + PyBytes_GET_SIZE(request_id) + 4 + found->length;
+    Py_ssize_t first = end - head, size = first + PyBytes_GET_SIZE(lines) + PyBytes_GET_SIZE(own);
+    size += ID_BYTES + PyBytes_GET_SIZE(request_id) + 4 + found->length;
     PyObject *answer = PyBytes_FromStringAndSize(NULL, size);
     if (!answer) return NULL;
     char *to = append(PyBytes_AS_STRING(answer), head, first);
-    to = append_bytes(append_bytes(append_bytes(to, lines), own), request_id);
-    append(append(to, "\r\n\r\n", 4), found->body, found->length);
+    to = append(append_bytes(append_bytes(to, lines), own), ID, ID_BYTES);
+    append(append(append_bytes(to, request_id), "\r\n\r\n", 4), found->body, found->length);
     return answer;
 }
 
@@ -506,7 +513,8 @@ static int give_back(PyObject *upstream, PyObject *call, PyObject *leg) {
     PyObject *now = kept(AT(leg, g_clock), N_now);
     if (!waiting || !retired || !idle || !now) return -1;
     if (PyObject_Size(waiting) || retired != Py_False) return done_with(PyObject_CallMethodOneArg(pool, N_give_back, upstream));
-    if (add(pool, N_inflight, -1) || put_new(upstream, u_deadline, PyFloat_FromDouble(PyFloat_AsDouble(now) + idle_s))) return -1;
+    double until = PyFloat_AsDouble(now) + idle_s;
+    if (add(pool, N_inflight, -1) || put_new(upstream, u_deadline, PyFloat_FromDouble(until))) return -1;
     return PyList_Append(idle, upstream);
 }
 
@@ -562,13 +570,14 @@ static int is_reusable(PyObject *upstream) {
     return busy < 0 ? -1 : !busy;
 }
 
-/* -- a frame of a stream ----------------------------------------------------------------------------------------------------- */
+/* -- a frame of a stream --------------------------------------------------------------------------------------------------- */
 
-/* The payload when `data` is exactly one chunk, its size written as ours are, that ends a frame; else NULL. */
+/* The payload when `data` is exactly one chunk, its size written as ours are, that ends a frame; else NULL. Seven digits are
+   more than LARGE_READ has, and fit 32 bits. */
 static const char *frame_in(PyObject *data, Py_ssize_t *length) {
     const char *p = PyBytes_AS_STRING(data), *end = p + PyBytes_GET_SIZE(data), *first = p;
     Py_ssize_t size = 0;
-    for (; p < end && p - first < 8 && ((*p >= '0' && *p <= '9') || (*p >= 'a' && *p <= 'f')); p++)
+    for (; p < end && p - first < 7 && ((*p >= '0' && *p <= '9') || (*p >= 'a' && *p <= 'f')); p++)
         size = size << 4 | (*p <= '9' ? *p - '0' : *p - 'a' + 10);
     if (*first == '0' || size < 4 || end - p != size + 4 || p[0] != '\r' || p[1] != '\n' || end[-2] != '\r' || end[-1] != '\n')
         return NULL;
@@ -648,7 +657,8 @@ static PyObject *reply(PyObject *module, PyObject *const *given, Py_ssize_t coun
     if (known < 0) return NULL;
     if (!known || !IS(found.message, Response) || !found.digits || found.length >= join_below) LONG_WAY;
     PyObject *response = found.message, *memo = AT(response, r_memo), *lines = AT(memo, m_lines);
-    if (AT(response, r_keep_alive) != Py_True || PyLong_AsLong(AT(response, r_status)) != 200 || !PyBytes_Check(lines)) LONG_WAY;
+    if (AT(response, r_keep_alive) != Py_True || PyLong_AsLong(AT(response, r_status)) != 200) LONG_WAY;
+    if (!PyBytes_Check(lines)) LONG_WAY; /* None: no answer with this head was passed on yet */
     if (AT(memo, m_is_stream) == Py_None && put_new(memo, m_is_stream, PyObject_CallOneArg(G_is_stream, response))) return NULL;
     if (AT(memo, m_is_stream) != Py_False) LONG_WAY;
     int ready = is_ready(kept(exchange, N_connection));
@@ -664,7 +674,7 @@ static PyObject *reply(PyObject *module, PyObject *const *given, Py_ssize_t coun
     return failed ? NULL : Py_NewRef(Py_True);
 }
 
-/* -- setting up -------------------------------------------------------------------------------------------------------------- */
+/* -- setting up ------------------------------------------------------------------------------------------------------------ */
 
 static PyObject *prepare(PyObject *module, PyObject *given) {
     if (!PyDict_Check(given)) return PyErr_Format(PyExc_TypeError, "prepare(given: dict)");
@@ -690,7 +700,7 @@ static PyObject *prepare(PyObject *module, PyObject *given) {
 static PyMethodDef functions[] = {
     {"ask", (PyCFunction)(void (*)(void))ask, METH_FASTCALL, "As laya.net.lane.ask_in_python."},
     {"reply", (PyCFunction)(void (*)(void))reply, METH_FASTCALL, "As laya.net.lane.reply_in_python."},
-    {"prepare", prepare, METH_O, "Take the classes, functions and numbers named. Raises TypeError for a class without these slots."},
+    {"prepare", prepare, METH_O, "Take the classes, functions and numbers named. Raises TypeError where one is missing or has other slots."},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native_lane", NULL, 0, functions, NULL, NULL, NULL, NULL};

@@ -1,7 +1,7 @@
 /* Attributes of Python objects whose classes have __slots__, read where they lie.
 
-   A slot is a pointer at a fixed offset, which the class tells through its member descriptor. `resolve` looks all of them up once;
-   a class that is made otherwise (by another compiler, or without __slots__) is refused there, and nothing is read. */
+   A slot is a pointer at a fixed offset, which the class tells through its member descriptor. `resolve` looks all of them up
+   once; a class that is made otherwise (by a compiler of Python, or without __slots__) is refused there, and nothing is read. */
 #ifndef LAYA_SLOTS_H
 #define LAYA_SLOTS_H
 
@@ -33,12 +33,13 @@ static int resolve(const Slot *slots, PyObject *classes) {
     for (; slots->name; slots++) {
         PyObject *class = PyDict_GetItemString(classes, slots->class);
         PyObject *member = class ? PyObject_GetAttrString(class, slots->name) : NULL;
-        if (!member || Py_TYPE(member) != &PyMemberDescr_Type) {
+        PyMemberDef *slot = member && Py_TYPE(member) == &PyMemberDescr_Type ? ((PyMemberDescrObject *)member)->d_member : NULL;
+        if (!slot || slot->type != T_OBJECT_EX) {
             Py_XDECREF(member);
             PyErr_Format(PyExc_TypeError, "%s.%s is no slot", slots->class, slots->name);
             return -1;
         }
-        *slots->offset = ((PyMemberDescrObject *)member)->d_member->offset;
+        *slots->offset = slot->offset;
         Py_DECREF(member);
     }
     return 0;

@@ -5,9 +5,10 @@
    it is not judged here, `laya.schema.fields` reads it again and has the words for what is wrong. So this reads a subset of what
    that accepts, and must agree on it: tests/schema/test_routing_scan.py compares the two on made and on mutated bodies.
 
+   `spans_in` follows a large body in the same way and says where its members stand, for `laya.schema.pieces`.
+
    The grammar is RFC 8259's. Strings are searched 16 bytes at a time for what can end them or is forbidden; bytes from 0x80
-   are passed over in them, as msgspec does where it skips a value. Over a large
-   body the interpreter is let go: the loop does not wait. */
+   are passed over in them, as msgspec does where it skips a value. */
 
 #ifndef LAYA_ROUTING_H
 #define LAYA_ROUTING_H
@@ -23,7 +24,6 @@
 
 #define MAX_DEPTH 64       /* deeper bodies are read by msgspec, which has a bound of its own */
 #define MAX_NAME_BYTES 512 /* no model has a longer name */
-#define LARGE (64 * 1024)  /* bytes from which another thread may run meanwhile; below it a change of threads costs more */
 
 typedef const unsigned char *At;
 
@@ -233,18 +233,10 @@ static inline Py_ssize_t spans_in(At body, At end, Span *spans, Py_ssize_t most,
     }
 }
 
-/* (model, stream) as new and borrowed references; 0: not judged; -1: an exception. `body` does not change meanwhile. */
+/* (model, stream) as new and borrowed references; 0: not judged; -1: an exception. */
 static int routing_of(const char *body, Py_ssize_t length, PyObject **model, PyObject **stream) {
     Found found = {0};
-    int judged;
-    if (length < LARGE) {
-        judged = members((At)body, (At)body + length, &found);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        judged = members((At)body, (At)body + length, &found);
-        Py_END_ALLOW_THREADS
-    }
-    if (!judged) return 0;
+    if (!members((At)body, (At)body + length, &found)) return 0;
     *stream = found.stream == 't' ? Py_True : found.stream == 'f' ? Py_False : Py_None;
     *model = PyUnicode_FromStringAndSize((const char *)found.model, found.model_bytes);
     return *model ? 1 : -1;
