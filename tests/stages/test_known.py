@@ -391,6 +391,10 @@ def test_a_flood_of_questions_costs_the_long_way_and_not_memory():
     assert bodies.get(plan, b"%0100d" % (3 * count - 1)) is first and bodies.get(plan, b"first") is None
     bodies.add(plan, b"x" * (known.LONGEST + 1), first)
     assert bodies.get(plan, b"x" * (known.LONGEST + 1)) is None
+    for _ in range(3 * known.MOST_PLANS):
+        bodies.add(last := object(), b"body", first)
+        assert len(bodies._by_plan) <= known.MOST_PLANS
+    assert bodies.get(last, b"body") is first
     bodies.forget()
     assert bodies.get(plan, b"%0100d" % (3 * count - 1)) is None
 

@@ -25,6 +25,8 @@ MOST_BYTES = 1024 * 1024
 ENTRY_BYTES = 700
 # Of one body: looking it up takes 0.6 ns a byte.
 LONGEST = 32 * 1024
+# Heads under which bodies are remembered: half of those that the parser keeps, since each holds its plan.
+MOST_PLANS = 256
 # Clients' addresses whose part of the log line is kept for one question.
 MOST_CLIENTS = 16
 HIT_LINE = b"x-laya-cache: hit\r\n"
@@ -101,7 +103,7 @@ class KnownBodies:
         if len(body) > LONGEST:
             return
         self._bytes += len(body) + ENTRY_BYTES
-        if self._bytes > MOST_BYTES:
+        if self._bytes > MOST_BYTES or (len(self._by_plan) >= MOST_PLANS and plan not in self._by_plan):
             self.forget()
             self._bytes = len(body) + ENTRY_BYTES
         self._by_plan.setdefault(plan, {})[body] = known
