@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -15,7 +18,7 @@ from laya.net.lane import MOST_LANES, Leg
 from laya.telemetry import Telemetry
 from raw import post, read_response, read_stream, read_until, unchunk
 from scripted_upstream import SSE_HEAD, Close, Reset, ScriptedUpstream, Sleep, Split, answer, chunked, completion, delta
-from server import Laya, running
+from server import ROOT, Laya, running
 
 # Laya whose lane, in C or in Python, tells on stderr which of its steps were taken; or is never taken.
 PROGRAM = '''
@@ -387,6 +390,15 @@ def test_a_flood_of_model_names_keeps_the_lanes_bounded(laned):
     assert ask_twice(laned, post(body())) == TAKEN
     kept = [line["lanes"] for line in lane_lines(laned)[before:] if line["step"] == "ask" and line["taken"]]
     assert len(kept) > 150 and max(kept) == MOST_LANES
+
+
+def test_a_build_of_other_sources_is_not_used():
+    """What an earlier version left in an editable installation would send requests that this one does not mean."""
+    code = (
+        "import sys, types; sys.modules['laya.net.native_lane'] = types.ModuleType('native_lane');"
+        "from laya.net import connection, lane; assert not lane.IN_C and connection.ask is lane.ask_in_python"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
 
 
 def test_lanes_of_one_head_share_it():

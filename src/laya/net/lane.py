@@ -14,6 +14,7 @@ step may be left to the long way for any reason. The gain is in what is not call
 | one whole request in one read, its head seen before | whatever must be waited for, or read by h11 |
 | chat and completions for a backend, in their own form | translated APIs, engines, pages |
 | no key, nothing asked for by header (`x-laya-*`, an origin) | limits, overrides, timings, CORS |
+| an id of ours | a client's own id, in a head that is seen once |
 | a route that its model name alone decides, without stages | sessions, prefixes, rules of `classify`, redaction, cache |
 | the name goes on as it came | a target with a model name of its own, an engine process |
 | a backend whose breaker is closed | half-open breakers, on-demand backends |
@@ -51,6 +52,11 @@ from laya.wire.sse import WATCH_TAIL, StreamWatch
 try:
     from laya.net import native_lane
 except ImportError:  # installed without a C compiler
+    native_lane = None
+# What the steps in C expect of our classes, and we of them: raised here and in lane.c with every change of that. A build of
+# other sources is not used.
+CONTRACT = 1
+if getattr(native_lane, "CONTRACT", None) != CONTRACT:
     native_lane = None
 IN_C = native_lane is not None  # told in the first log line
 
@@ -103,9 +109,11 @@ class Lane:
 
 def lane_of(gateway: Any, request: Any, plan: Any, name: str) -> Lane | None:
     """The lane of this head and name; None: they go the long way, for now or for good."""
-    if plan.error is not None or plan.api not in APIS or plan.key is not None or plan.asks or plan.target is not None:
+    if plan.error is not None or plan.api not in APIS or plan.key is not None or not request.keep_alive:
         return None
-    if plan.coded or plan.boundary is not None or plan.client or plan.session or plan.cap or not request.keep_alive:
+    if plan.asks or plan.target is not None or plan.session or plan.client or plan.cap or plan.request_id is not None:
+        return None
+    if plan.coded or plan.boundary is not None:
         return None
     route = gateway.table.match(name)
     if route is None or route.staged or route.state is None or route.state.steered:
@@ -185,7 +193,7 @@ def ask_in_python(connection: Any, data: bytes) -> bool:
     exchange.request = request
     exchange.body = body
     exchange.plan = plan
-    exchange.request_id = request_id = plan.request_id or gateway.new_request_id()
+    exchange.request_id = request_id = gateway.new_request_id()
     exchange.began = began
     exchange.fields = fields
     exchange.rule = lane.route

@@ -12,10 +12,12 @@
 #include "../../wire/native/whole.h"
 #include "slots.h"
 
+#define CONTRACT 1 /* as lane.py has it */
+
 static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head, c_keep_alive, c_head_only, c_chunked,
     c_deadline, c_transport, c_peer, p_buffer, p_phase, p_fast, p_tries_fast, o_method, o_keep_alive, o_started,
     o_informational, b_request_heads, b_response_heads, b_max_head, b_max_body, q_memo, q_method, r_memo, r_status,
-    r_keep_alive, m_plan, m_lines, m_is_stream, h_owner, h_lanes, h_request_id, f_model, f_stream, f_body, f_members, f_span,
+    r_keep_alive, m_plan, m_lines, m_is_stream, h_owner, h_lanes, f_model, f_stream, f_body, f_members, f_span,
     d_held, d_limit, k_open_until, k_failures, l_route, l_name, l_candidates, l_legs, l_only, g_candidate, g_name, g_pool,
     g_breaker, g_head, g_lines, g_counted, g_who, g_patience, g_clock, g_limits, g_routing, g_waiting, g_requests, u_gone,
     u_transport, u_outbound, u_call, u_in_body, u_deadline, u_reused, u_paused, a_pool, a_listener, a_method, a_head, a_body,
@@ -36,7 +38,7 @@ static const Slot SLOTS[] = {
     {"Limits", "max_body_bytes", &b_max_body}, {"Request", "memo", &q_memo}, {"Request", "method", &q_method},
     {"Response", "memo", &r_memo}, {"Response", "status", &r_status}, {"Response", "keep_alive", &r_keep_alive},
     {"Memo", "plan", &m_plan}, {"Memo", "lines", &m_lines}, {"Memo", "is_stream", &m_is_stream},
-    {"HeadPlan", "owner", &h_owner}, {"HeadPlan", "lanes", &h_lanes}, {"HeadPlan", "request_id", &h_request_id},
+    {"HeadPlan", "owner", &h_owner}, {"HeadPlan", "lanes", &h_lanes},
     {"RoutingFields", "model", &f_model}, {"RoutingFields", "stream", &f_stream}, {"RoutingFields", "_body", &f_body},
     {"RoutingFields", "_members", &f_members}, {"RoutingFields", "span", &f_span}, {"Ledger", "held", &d_held},
     {"Ledger", "limit", &d_limit}, {"Breaker", "open_until", &k_open_until}, {"Breaker", "failures", &k_failures},
@@ -66,8 +68,8 @@ static const Slot SLOTS[] = {
 /* Attributes of classes without __slots__. */
 #define NAMED(X) X(gateway) X(connection) X(request) X(body) X(plan) X(request_id) X(began) X(fields) X(rule) X(route) \
     X(targets) X(model) X(target) X(backend) X(leg) X(state) X(call) X(sent_at) X(first_at) X(status) X(limits) X(ledger) \
-    X(clock) X(now) X(settings) X(draining) X(keepalive_timeout_s) X(table) X(staging) X(caching) X(selection) X(turn) X(choose) \
-    X(log) X(info_on) X(watchers) X(recent) X(append) X(line) X(idle) X(inflight) X(waiting) X(retired) \
+    X(clock) X(now) X(settings) X(draining) X(keepalive_timeout_s) X(table) X(staging) X(caching) X(selection) X(turn) \
+    X(choose) X(log) X(info_on) X(watchers) X(recent) X(append) X(line) X(idle) X(inflight) X(waiting) X(retired) \
     X(line_up) X(send) X(give_back) X(write) X(writelines) X(is_closing) X(get_write_buffer_size) X(run) X(count) \
     X(_sse) X(_rename) X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s)
 #define DECLARE(name) static PyObject *G_##name;
@@ -413,9 +415,8 @@ static PyObject *ask(PyObject *module, PyObject *const *given, Py_ssize_t count)
     if (there > 0) {
         asked.body = PyBytes_FromStringAndSize(found.body, found.length);
         asked.fields = asked.body ? fields_of(asked.model, asked.stream, asked.body) : NULL;
-        PyObject *named = AT(asked.plan, h_request_id);
-        asked.request_id = named != Py_None ? Py_NewRef(named) : new_request_id(asked.gateway);
-        if (!asked.fields || !asked.request_id || begin(&asked, found.length) || send_out(&asked, found.length)) there = -1;
+        asked.request_id = asked.fields ? new_request_id(asked.gateway) : NULL;
+        if (!asked.request_id || begin(&asked, found.length) || send_out(&asked, found.length)) there = -1;
     }
     let_go(&asked);
     return there < 0 ? NULL : PyBool_FromLong(there);
@@ -700,7 +701,7 @@ static PyObject *prepare(PyObject *module, PyObject *given) {
 static PyMethodDef functions[] = {
     {"ask", (PyCFunction)(void (*)(void))ask, METH_FASTCALL, "As laya.net.lane.ask_in_python."},
     {"reply", (PyCFunction)(void (*)(void))reply, METH_FASTCALL, "As laya.net.lane.reply_in_python."},
-    {"prepare", prepare, METH_O, "Take the classes, functions and numbers named. Raises TypeError where one is missing or has other slots."},
+    {"prepare", prepare, METH_O, "Take the classes, functions and numbers. Raises TypeError where one is not as expected."},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native_lane", NULL, 0, functions, NULL, NULL, NULL, NULL};
@@ -712,5 +713,7 @@ PyMODINIT_FUNC PyInit_native_lane(void) {
     zero = PyLong_FromLong(0);
     two_hundred = PyLong_FromLong(200);
     nothing = PyBytes_FromStringAndSize(NULL, 0);
-    return zero && two_hundred && nothing ? PyModule_Create(&definition) : NULL;
+    PyObject *module = zero && two_hundred && nothing ? PyModule_Create(&definition) : NULL;
+    if (module && PyModule_AddIntMacro(module, CONTRACT)) Py_CLEAR(module);
+    return module;
 }
