@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime
+from email.utils import formatdate, parsedate_to_datetime
 from types import SimpleNamespace
 
 import pytest
@@ -313,9 +315,25 @@ def test_what_the_table_names_is_taken(laned, requests):
     post(body("other")), post(body("secret")), post(body("sized")), post(body(), extra=b"X-Laya-Timing: 1\r\n"),
     post(body(), extra=b"Origin: http://localhost\r\n"), post(body(), extra=b"X-Laya-Target: up0\r\n"),
     post(body(), b"/v1/embeddings"), post(json.dumps({"model": "m", "input": "hi"}).encode(), b"/v1/responses"),
-], ids=["renamed", "redacted", "sized", "timing", "origin", "target", "embeddings", "responses"])  # fmt: skip
+    post(body(), extra=b"X-Laya-Session: s\r\n"), post(body(), extra=b"X-Request-Id: mine\r\n"),
+], ids=["renamed", "redacted", "sized", "timing", "origin", "target", "embeddings", "responses", "session", "an id"])  # fmt: skip
 def test_what_the_table_leaves_out_goes_the_long_way(laned, request_):
     assert not [step for step in ask_twice(laned, request_) if step[1]]
+
+
+def test_the_times_and_the_id_that_the_lane_writes_are_those_of_the_long_way(laned):
+    assert ask_twice(laned, post(body())) == TAKEN
+    with laned.connect() as sock:
+        sock.sendall(post(body()))
+        headers = read_response(sock)[1]
+    date, name = headers[b"date"].decode(), headers[b"x-request-id"].decode()
+    at = parsedate_to_datetime(date).timestamp()
+    assert abs(time.time() - at) < 5 and formatdate(at, usegmt=True) == date
+    assert re.fullmatch("req-[0-9a-f]{20}", name)
+    assert laned.wait_for(lambda: name in [line["id"] for line in laned.events("request")])
+    line = next(line for line in laned.events("request") if line["id"] == name)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"]) and 0 < line["seconds"] < 5
+    assert -1 < datetime.fromisoformat(line["time"]).timestamp() - at < 5
 
 
 def test_an_answer_in_two_pieces_goes_the_long_way_back(laned, up):
