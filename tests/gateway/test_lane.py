@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -354,6 +355,17 @@ def test_a_kept_connection_that_died_is_tried_again_fresh(laned, up):
     assert laned.metric("laya_retries_total", reason="stale") >= 1
 
 
+def test_an_answer_takes_back_what_was_counted_against_its_backend(up, program, tmp_path):
+    with running(config(up), tmp_path, program=("-c", program)) as laya:
+        ask_twice(laya, post(body()))
+        with laya.connect() as sock:
+            for status in [500] * 4 + [200] + [500] * 4:  # five in a row would open the breaker
+                up.script = lambda asked, status=status: [answer(completion("hi"), f"{status} Told")]
+                sock.sendall(post(body()))
+                assert read_response(sock)[0] == status
+        assert laya.metric("laya_breaker_state", backend="up0") == 0
+
+
 def test_a_client_that_leaves_cancels_what_the_lane_sent(laned, up):
     ask_twice(laned, post(body()))
     up.script = lambda asked: [Sleep(5), answer(completion("late"))]
@@ -480,6 +492,20 @@ def ends_clean(laya: Laya) -> bool:
     return found and laya.metric("laya_backend_inflight", backend="up0") == 0 and laya.metric("laya_buffered_bytes") == 0
 
 
+def test_what_the_lane_sent_is_the_last_of_its_connection_in_a_drain(up, program, tmp_path):
+    with running(config(up), tmp_path, program=("-c", program)) as laya:
+        ask_twice(laya, post(body()))
+        up.script = lambda asked: [Sleep(0.5), answer(completion("hi"))]
+        up.asked.clear()
+        with laya.connect() as sock:
+            sock.sendall(post(body()))
+            assert up.wait_for(lambda: len(up.asked) == 1)
+            laya.process.send_signal(signal.SIGTERM)
+            status, headers, _ = read_response(sock)
+            assert (status, headers[b"connection"]) == (200, b"close") and sock.recv(1) == b""
+        assert laya.process.wait(10) == 0
+
+
 def test_a_reload_ends_the_lane_at_once(up, program, tmp_path):
     settings = config(up)
     with running(settings, tmp_path, program=("-c", program)) as laya:
@@ -487,7 +513,7 @@ def test_a_reload_ends_the_lane_at_once(up, program, tmp_path):
         settings = {**json.loads(laya.path.read_text())}
         settings["routes"][0]["match"] = "moved"
         laya.path.write_text(json.dumps(settings))
-        laya.process.send_signal(1)
+        laya.process.send_signal(signal.SIGHUP)
         assert laya.wait_for(lambda: laya.metric("laya_config_reloads_total") == 1)
         with laya.connect() as sock:
             sock.sendall(post(body()))

@@ -79,7 +79,7 @@ GIVEN(DECLARE)
 NAMED(DECLARE)
 #undef DECLARE
 
-static PyObject *self_reply, *zero, *two_hundred, *nothing;
+static PyObject *self_reply, *zero, *two_hundred, *nothing, *no_arguments;
 #define at_head G_PHASE_HEAD
 #define at_done G_PHASE_DONE
 static Py_ssize_t read_on_loop, join_below, watch_tail, large_read;
@@ -329,7 +329,7 @@ static int find_leg(Asked *asked) {
 /* The exchange that the long way would have made, on its connection. -1: an exception. */
 static int begin(Asked *asked, Py_ssize_t length) {
     PyTypeObject *class = (PyTypeObject *)G_ProxyExchange;
-    PyObject *exchange = class->tp_alloc(class, 0);
+    PyObject *exchange = class->tp_new(class, no_arguments, NULL); /* of `object`: tp_alloc leaves it a dict to be made */
     if (!exchange) return -1;
     PyObject *connection = asked->connection, *leg = asked->leg, *lane = asked->lane;
     int failed = PyObject_SetAttr(exchange, N_gateway, asked->gateway) || PyObject_SetAttr(exchange, N_connection, connection)
@@ -713,7 +713,8 @@ PyMODINIT_FUNC PyInit_native_lane(void) {
     zero = PyLong_FromLong(0);
     two_hundred = PyLong_FromLong(200);
     nothing = PyBytes_FromStringAndSize(NULL, 0);
-    PyObject *module = zero && two_hundred && nothing ? PyModule_Create(&definition) : NULL;
+    no_arguments = PyTuple_New(0);
+    PyObject *module = zero && two_hundred && nothing && no_arguments ? PyModule_Create(&definition) : NULL;
     if (module && PyModule_AddIntMacro(module, CONTRACT)) Py_CLEAR(module);
     return module;
 }
