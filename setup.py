@@ -1,6 +1,6 @@
 """The package is described in setup.cfg. This adds what only code can say: optional extensions in plain C.
 
-Three small ones are built wherever there is a C compiler: the fast lane of common requests (`src/laya/net/native`), and the two
+Three small ones are built wherever there is a C compiler: the fast lane of common requests with its sockets (`src/laya/net/native`), and the two
 readers that it and the long way share. The engine's compiled step (`src/laya/model/native`, AVX-512) is built on x86-64 Linux.
 Without a compiler the installation goes on, and the same steps run in Python and on torch's own operations. `LAYA_NATIVE=0`
 leaves them all out.
@@ -27,10 +27,10 @@ def native() -> list[Extension]:
     headers = sorted(map(str, Path("src/laya").glob("*/native/*.h")))
     found = [
         Extension(
-            f"laya.{room}.native_{name}", [f"src/laya/{room}/native/{name}.c"], depends=headers, extra_compile_args=["-O3"],
-            optional=True,
+            f"laya.{room}.native_{names[0]}", [f"src/laya/{room}/native/{name}.c" for name in names], depends=headers,
+            extra_compile_args=["-O3", "-fvisibility=hidden"], optional=True,
         )
-        for room, name in (("schema", "routing"), ("wire", "whole"), ("net", "lane"))
+        for room, names in (("schema", ["routing"]), ("wire", ["whole"]), ("net", ["lane", "streams"]))
     ]
     if sys.platform == "linux" and platform.machine() == "x86_64":
         sources = sorted(map(str, NATIVE.glob("*.c")))

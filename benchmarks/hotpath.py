@@ -23,7 +23,7 @@ from gateway_bench.figures import number, table  # noqa: E402
 from gateway_bench.inprocess import Path, measured  # noqa: E402
 from gateway_bench.tricks import FEATURES, TRICKS, Switch  # noqa: E402
 from laya.log import access_line, who  # noqa: E402
-from laya.net.lane import IN_C  # noqa: E402
+from laya.net.in_c import IN_C  # noqa: E402
 from laya.schema import fields  # noqa: E402
 from laya.schema.codec import decode_members  # noqa: E402
 from laya.schema.openai import decode_chat  # noqa: E402

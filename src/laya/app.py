@@ -33,9 +33,10 @@ from laya.log import Log, forward_logging
 from laya.net.backends import make_backends
 from laya.net.clock import Clock
 from laya.net.guests import GuestWorker
-from laya.net.lane import IN_C
+from laya.net.in_c import IN_C
 from laya.net.room import Memory
 from laya.net.server import Server
+from laya.net.streams import streams_on
 from laya.net.watchers import Watchers
 from laya.net.worker import Worker
 from laya.routing.sessions.journal import open_journal
@@ -82,10 +83,11 @@ class Application:
         loop.set_exception_handler(lambda _, context: _log_fault(log, context))
         self.telemetry = Telemetry()
         self.clock = Clock(loop, self._stalled)
-        self.server = Server(config.server, self.clock, loop)
+        self.streams = streams_on(loop)
+        self.server = Server(config.server, self.clock, loop, self.streams)
         self.loopback = _is_loopback(config.server.host)
         self.failures: list[StartError] = []
-        self.backends = make_backends(config, role, {}, self.clock, loop)
+        self.backends = make_backends(config, role, {}, self.clock, loop, self.streams)
         self.engines: dict[str, Any] = {}
         self.watchdog: Any = None
         if role != "router" and config.engines_by_name():
@@ -160,7 +162,7 @@ class Application:
     def _apply(self, new: Config, compiled: tuple[RouteTable, Stages]) -> None:
         """Backends of unchanged settings stay, with connections, counts and breakers; the others end with their calls."""
         backends = self.backends
-        found = make_backends(new, self.role, backends, self.clock, self.loop)
+        found = make_backends(new, self.role, backends, self.clock, self.loop, self.streams)
         self.watchers.check(list(found.values()))
         gone = [backend for name, backend in backends.items() if found.get(name) is not backend]
         backends.clear()
@@ -246,6 +248,8 @@ class Application:
             if store is not None:
                 await wait(None, store.stop, 5.0)
         self.clock.stop()
+        if self.streams is not None:
+            self.streams.close()
         if self.failures:
             if not all(ended):
                 _leave(self.failures[0], self.log)

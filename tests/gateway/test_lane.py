@@ -26,6 +26,7 @@ from server import ROOT, Laya, running
 # Laya whose lane, in C or in Python, tells on stderr which of its steps were taken; or is never taken.
 PROGRAM = '''
 import json, os, runpy
+import laya.app
 from laya.net import connection, lane{imports}
 
 def watched(name, step):
@@ -47,15 +48,23 @@ def whole(exchange):
 {watch}
 runpy.run_module("laya", run_name="__main__", alter_sys=True)
 '''
-IN_C = """
+ON_TRANSPORTS = """
+laya.app.streams_on = lambda loop: None
+"""
+IN_C = ON_TRANSPORTS + """
 native_lane.reply = watched("reply", native_lane.reply)
 connection.ask = watched("ask", lane.prepared(connection.ClientConnection))
 """
-IN_PYTHON = """
+ON_STREAMS = """
+lane.watcher = lambda step, taken, connection: watched(step, lambda connection: taken)(connection)
+lane.prepared(connection.ClientConnection)
+"""
+IN_PYTHON = ON_TRANSPORTS + """
 lane.reply_in_python = watched("reply", lane.reply_in_python)
 connection.ask = watched("ask", lane.ask_in_python)
 """
 PROGRAMS = {
+    "streams": PROGRAM.format(imports=", native_lane", taken="step(*given)", watch=ON_STREAMS),
     "c": PROGRAM.format(imports=", native_lane", taken="step(*given)", watch=IN_C),
     "python": PROGRAM.format(imports="", taken="step(*given)", watch=IN_PYTHON),
 }
@@ -64,7 +73,7 @@ OFF = PROGRAM.format(imports="", taken="False", watch=IN_PYTHON)
 
 @pytest.fixture(scope="module", params=PROGRAMS)
 def program(request) -> str:
-    if request.param == "c":
+    if request.param != "python":
         pytest.importorskip("laya.net.native_lane", reason="built without a C compiler: apt install gcc")
     return PROGRAMS[request.param]
 
@@ -426,7 +435,7 @@ def test_a_build_of_other_sources_is_not_used():
     """What an earlier version left in an editable installation would send requests that this one does not mean."""
     code = (
         "import sys, types; sys.modules['laya.net.native_lane'] = types.ModuleType('native_lane');"
-        "from laya.net import connection, lane; assert not lane.IN_C and connection.ask is lane.ask_in_python"
+        "from laya.net import connection, in_c, lane; assert not in_c.IN_C and connection.ask is lane.ask_in_python"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
 

@@ -80,6 +80,11 @@ class ClientConnection(Answering):
                     raise
                 self.exchange.on_fault(fault)
                 return
+        self.receive(data)
+
+    def receive(self, data: bytes) -> None:
+        """What the lane does not take."""
+        if self.exchange is None and not self.paused:
             found = self.inbound.take_whole(data)
             if found is not None:
                 self._begin(*found)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from laya.net.clock import Clock
 from laya.net.pool import QUEUE_S, Pool
+from laya.net.streams import Streams
 from laya.net.upstream import Call, Failure
 
 
@@ -25,9 +26,10 @@ class GatedPool(Pool):
     waits = True
 
     def __init__(
-        self, name: str, settings, clock: Clock, loop: asyncio.AbstractEventLoop, *, limit: int, wait_s: float
+        self, name: str, settings, clock: Clock, loop: asyncio.AbstractEventLoop, streams: Streams | None = None, *,
+        limit: int, wait_s: float,
     ) -> None:  # fmt: skip
-        super().__init__(name, settings, clock, loop)
+        super().__init__(name, settings, clock, loop, streams)
         self.limit = limit
         self.wait_s = wait_s
         self.is_open = False

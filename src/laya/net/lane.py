@@ -35,6 +35,7 @@ from laya.gateway.vigil import is_stream
 from laya.log import access_line, who
 from laya.net.clock import NEVER
 from laya.net.flow import JOIN_BELOW, LARGE_READ, Ledger
+from laya.net.in_c import native_lane
 from laya.net.pool import IDLE_S
 from laya.net.upstream import Call, UpstreamConnection
 from laya.routing.balance import Breaker
@@ -49,23 +50,15 @@ from laya.wire.recall import whole
 from laya.wire.reply import http_date
 from laya.wire.sse import WATCH_TAIL, StreamWatch
 
-try:
-    from laya.net import native_lane
-except ImportError:  # installed without a C compiler
-    native_lane = None
-# What the steps in C expect of our classes, and we of them: raised here and in lane.c with every change of that. A build of
-# other sources is not used.
-CONTRACT = 1
-if getattr(native_lane, "CONTRACT", None) != CONTRACT:
-    native_lane = None
-IN_C = native_lane is not None  # told in the first log line
-
 APIS = frozenset({"chat", "completions"})
 # Model names with a lane, of one head. Emptied when full: a flood of names costs the long way, not memory. A lane takes about a
 # kilobyte, and `recall` keeps 512 heads: 16 MiB at most for routes with one target.
 MOST_LANES = 32
 # Clients' addresses whose part of a log line is kept, of one lane and target.
 MOST_CLIENTS = 16
+
+# Told of each step that the C takes or leaves for a `Stream`: ("ask" or "reply", whether it was taken, the connection).
+watcher: Callable[[str, bool, Any], None] | None = None
 
 new_exchange = ProxyExchange.__new__
 
@@ -300,6 +293,6 @@ def prepared(connection: type) -> Callable[[Any, bytes], bool]:
         "lane_of": lane_of, "named": named, "is_stream": is_stream, "WAITING": WAITING, "DONE": DONE, "NEVER": NEVER,
         "READ_ON_LOOP": READ_ON_LOOP, "JOIN_BELOW": JOIN_BELOW, "IDLE_S": IDLE_S, "PHASE_HEAD": parser.HEAD,
         "PHASE_BODY": parser.BODY, "PHASE_DONE": parser.DONE, "STREAMING": STREAMING, "WATCH_TAIL": WATCH_TAIL,
-        "LARGE_READ": LARGE_READ,
+        "LARGE_READ": LARGE_READ, "watcher": watcher,
     })  # fmt: skip
     return native_lane.ask

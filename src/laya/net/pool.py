@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from laya.net.clock import Clock
+from laya.net.streams import Opening, Streams
 from laya.net.upstream import Body, Call, Failure, UpstreamConnection
 from laya.wire.messages import Limits
 
@@ -52,7 +53,9 @@ class Pool:
     waits = False  # for a backend that is away: see `GatedPool`
     unreachable = False  # as health probes found it: no connection to its host can be made
 
-    def __init__(self, name: str, settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, name: str, settings, clock: Clock, loop: asyncio.AbstractEventLoop, streams: Streams | None = None
+    ) -> None:
         self.name = name
         self.settings = settings
         self.address = Address(settings.url, settings.base)
@@ -67,6 +70,7 @@ class Pool:
         self.waiting: deque[Call] = deque()
         self._tasks: set[asyncio.Task] = set()
         self.tls = ssl.create_default_context() if self.address.tls else None
+        self._streams = streams if self.tls is None else None
         clock.add(self)
 
     # -- for the gateway -----------------------------------------------------------------------------------------------
@@ -204,10 +208,9 @@ class Pool:
     async def _open_connection(self) -> UpstreamConnection:
         """Try each address of the name in turn, each for its share of the connect time-out."""
         address = self.address
-        make: Any = partial(UpstreamConnection, self)
+        make: Any = partial(UpstreamConnection, self) if self._streams is None else Opening
         if address.unix is not None:
-            _, connection = await self.loop.create_unix_connection(make, address.unix)
-            return connection
+            return self._opened(*await self.loop.create_unix_connection(make, address.unix))
         found = await self.loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         share = self.settings.connect_timeout_s / len(found)
         failure: OSError = TimeoutError()
@@ -215,14 +218,20 @@ class Pool:
             host, port = str(where[0]), int(where[1])
             try:
                 async with asyncio.timeout(share):
-                    _, connection = await self.loop.create_connection(
+                    return self._opened(*await self.loop.create_connection(
                         make, host, port, ssl=self.tls,
                         server_hostname=address.host if self.tls else None,
-                    )  # fmt: skip
-                    return connection
+                    ))  # fmt: skip
             except OSError as exc:
                 failure = exc
         raise failure
+
+    def _opened(self, transport: asyncio.BaseTransport, protocol: Any) -> UpstreamConnection:
+        if self._streams is None:
+            return protocol
+        connection = UpstreamConnection(self)
+        self._streams.take_over(transport, connection)
+        return connection
 
     def _fail(self, call: Call, failure: Failure, message: str) -> None:
         call.done = True

@@ -9,6 +9,7 @@ import asyncio
 import errno
 import os
 import signal
+import socket
 import ssl
 import stat
 
@@ -16,13 +17,14 @@ from laya.errors import StartError
 from laya.net.clock import Clock
 from laya.net.connection import ClientConnection
 from laya.net.flow import Ledger
+from laya.net.streams import Listener, Streams
 from laya.wire.messages import Limits
 
 BACKLOG = 1024  # connections the kernel may hold while the loop is busy; Linux caps it at net.core.somaxconn
 
 
 class Server:
-    def __init__(self, settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, settings, clock: Clock, loop: asyncio.AbstractEventLoop, streams: Streams | None = None) -> None:
         self.settings = settings
         self.clock = clock
         self.gateway = None  # set before `listen`
@@ -32,7 +34,8 @@ class Server:
         self.draining = False
         self.addresses: list[str] = []
         self.loop = loop
-        self._listeners: list[asyncio.Server] = []
+        self._streams = streams
+        self._listeners: list[asyncio.Server | Listener] = []
         self._stopped = asyncio.Event()
         self._hurry = asyncio.Event()
         self._socket_inode = 0
@@ -49,20 +52,29 @@ class Server:
         settings, loop = self.settings, self.loop
         tls = _tls_context(settings.tls) if settings.tls.certificate else None
         try:
-            listener = await loop.create_server(
-                lambda: ClientConnection(self), settings.host, settings.port, ssl=tls, backlog=BACKLOG, reuse_address=True,
-                ssl_handshake_timeout=settings.header_timeout_s if tls else None,
-            )  # fmt: skip
+            for sock in await _bound(loop, settings.host, settings.port):
+                await self._serve(sock, tls)
         except (OSError, UnicodeError) as exc:
             number = getattr(exc, "errno", None) or 0
             reason = os.strerror(number) if number > 0 else exc
             mend = "server.port, or end what listens there" if number == errno.EADDRINUSE else "server.host or server.port"
             raise StartError(f"cannot listen on {settings.host}:{settings.port}: {reason}; change {mend}") from None
-        self._listeners.append(listener)
         scheme = "https" if tls else "http"
-        for sock in listener.sockets:
+        for sock in [sock for listener in self._listeners for sock in listener.sockets]:
             host, port = sock.getsockname()[:2]
             self.addresses.append(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+
+    async def _serve(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Take connections to `sock`, which is bound."""
+        if self._streams is not None and tls is None:
+            sock.listen(BACKLOG)
+            self._listeners.append(self._streams.listen(sock, lambda: ClientConnection(self)))
+            return
+        limit = self.settings.header_timeout_s if tls else None
+        create = self.loop.create_unix_server if sock.family == socket.AF_UNIX else self.loop.create_server
+        self._listeners.append(await create(
+            lambda: ClientConnection(self), sock=sock, ssl=tls, backlog=BACKLOG, ssl_handshake_timeout=limit
+        ))  # fmt: skip
 
     async def _listen_unix(self, path: str) -> None:
         if await self._answers(path):
@@ -75,10 +87,11 @@ class Server:
         except OSError as exc:
             raise StartError(f"cannot use the socket {path}: {exc.strerror}") from None
         try:
-            listener = await self.loop.create_unix_server(lambda: ClientConnection(self), path, backlog=BACKLOG)
+            sock = socket.socket(socket.AF_UNIX)
+            sock.bind(path)
+            await self._serve(sock)
         except OSError as exc:
             raise StartError(f"cannot listen on {path}: {exc.strerror or exc}") from None
-        self._listeners.append(listener)
         self._socket_inode = os.stat(path).st_ino
         self.addresses.append(f"unix:{path}")
 
@@ -128,6 +141,24 @@ class Server:
                 await asyncio.wait_for(self._hurry.wait(), 0.05)
             except TimeoutError:
                 pass
+
+
+async def _bound(loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of `host`. Raises OSError, UnicodeError."""
+    sockets: list[socket.socket] = []
+    try:
+        for family, *_, address in dict.fromkeys(await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)):
+            sock = socket.socket(family)
+            sockets.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(address)
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
 
 
 def _tls_context(tls) -> ssl.SSLContext:

@@ -167,6 +167,15 @@ class UpstreamConnection:
         try:
             if call.in_one_step is not None and call.in_one_step(self, call, data):
                 return
+        except Exception as fault:
+            self.on_fault(call, fault)
+            return
+        self.receive(data)
+
+    def receive(self, data: bytes) -> None:
+        """What the call's one step does not take."""
+        call: Any = self.call
+        try:
             if self.in_body:
                 piece = self.outbound.take_piece(data)
                 if piece is not None:
@@ -182,7 +191,7 @@ class UpstreamConnection:
                     call.listener.on_upstream_head(response)
                     return
         except Exception as fault:
-            self._fault(call, fault)
+            self.on_fault(call, fault)
             return
         self.outbound.receive(data)
         self._advance(call)
@@ -237,7 +246,7 @@ class UpstreamConnection:
                 if self.call is not call or not self._hand_on(call) or (self.paused and not whole):
                     return  # `resume` goes on where it was paused
         except Exception as fault:
-            self._fault(call, fault)
+            self.on_fault(call, fault)
             return
         self._yield(call)
 
@@ -284,7 +293,7 @@ class UpstreamConnection:
         if self.in_body and not self.paused and self.call is not None:
             self.deadline = self.pool.clock.now + self.pool.settings.idle_timeout_s
 
-    def _fault(self, call: Call, fault: Exception) -> None:
+    def on_fault(self, call: Call, fault: Exception) -> None:
         """The listener made a mistake. It answers for itself; the connection is not trusted further, unless another call has
         it already."""
         call.done = True

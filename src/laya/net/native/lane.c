@@ -11,8 +11,9 @@
 #include "../../schema/native/routing.h"
 #include "../../wire/native/whole.h"
 #include "slots.h"
+#include "streams.h"
 
-#define CONTRACT 1 /* as lane.py has it */
+#define CONTRACT 2 /* as in_c.py has it */
 
 static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head, c_keep_alive, c_head_only, c_chunked,
     c_deadline, c_transport, c_peer, p_buffer, p_phase, p_fast, p_tries_fast, o_method, o_keep_alive, o_started,
@@ -21,7 +22,7 @@ static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head,
     d_held, d_limit, k_open_until, k_failures, l_route, l_name, l_candidates, l_legs, l_only, g_candidate, g_name, g_pool,
     g_breaker, g_head, g_lines, g_counted, g_who, g_patience, g_clock, g_limits, g_routing, g_waiting, g_requests, u_gone,
     u_transport, u_outbound, u_call, u_in_body, u_deadline, u_reused, u_paused, a_pool, a_listener, a_method, a_head, a_body,
-    a_connection, a_in_one_step, a_done, a_deadline, a_fresh_only, t_bounds, t_counts, t_total, c_paused, p_pending,
+    a_connection, a_in_one_step, a_done, a_deadline, a_fresh_only, t_bounds, t_counts, t_total, c_paused, c_closing, p_pending,
     p_failure, p_body, x_left, x_held, x_authority, w_tail;
 
 static const Slot SLOTS[] = {
@@ -54,7 +55,7 @@ static const Slot SLOTS[] = {
     {"Call", "listener", &a_listener}, {"Call", "method", &a_method}, {"Call", "head", &a_head}, {"Call", "body", &a_body},
     {"Call", "connection", &a_connection}, {"Call", "in_one_step", &a_in_one_step}, {"Call", "done", &a_done},
     {"Call", "deadline", &a_deadline}, {"Call", "fresh_only", &a_fresh_only}, {"Histogram", "bounds", &t_bounds},
-    {"Histogram", "counts", &t_counts}, {"Histogram", "total", &t_total}, {"ClientConnection", "paused", &c_paused},
+    {"Histogram", "counts", &t_counts}, {"Histogram", "total", &t_total}, {"ClientConnection", "paused", &c_paused}, {"ClientConnection", "closing", &c_closing},
     {"Outbound", "_pending", &p_pending}, {"Outbound", "_failure", &p_failure}, {"Outbound", "_body", &p_body},
     {"ChunkedBody", "_left", &x_left}, {"ChunkedBody", "_held", &x_held}, {"ChunkedBody", "_authority", &x_authority},
     {"StreamWatch", "_tail", &w_tail}, {NULL, NULL, NULL},
@@ -64,14 +65,14 @@ static const Slot SLOTS[] = {
 #define GIVEN(X) X(ClientConnection) X(Inbound) X(Outbound) X(Limits) X(Request) X(Response) X(HeadPlan) \
     X(RoutingFields) X(Ledger) X(Breaker) X(Lane) X(Leg) X(UpstreamConnection) X(Call) X(Histogram) X(ProxyExchange) \
     X(in_python) X(lane_of) X(named) X(is_stream) X(WAITING) X(DONE) X(NEVER) X(READ_ON_LOOP) X(JOIN_BELOW) X(IDLE_S) \
-    X(PHASE_HEAD) X(PHASE_BODY) X(PHASE_DONE) X(ChunkedBody) X(StreamWatch) X(STREAMING) X(WATCH_TAIL) X(LARGE_READ)
+    X(PHASE_HEAD) X(PHASE_BODY) X(PHASE_DONE) X(ChunkedBody) X(StreamWatch) X(STREAMING) X(WATCH_TAIL) X(LARGE_READ) X(watcher)
 /* Attributes of classes without __slots__. */
 #define NAMED(X) X(gateway) X(connection) X(request) X(body) X(plan) X(request_id) X(began) X(fields) X(rule) X(route) \
     X(targets) X(model) X(target) X(backend) X(leg) X(state) X(call) X(sent_at) X(first_at) X(status) X(limits) X(ledger) \
     X(clock) X(now) X(settings) X(draining) X(keepalive_timeout_s) X(table) X(staging) X(caching) X(selection) X(turn) \
     X(choose) X(log) X(info_on) X(watchers) X(recent) X(append) X(line) X(idle) X(inflight) X(waiting) X(retired) \
     X(line_up) X(send) X(give_back) X(write) X(writelines) X(is_closing) X(get_write_buffer_size) X(run) X(count) \
-    X(_sse) X(_rename) X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s)
+    X(_sse) X(_rename) X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s) X(on_fault)
 #define DECLARE(name) static PyObject *G_##name;
 GIVEN(DECLARE)
 #undef DECLARE
@@ -86,7 +87,6 @@ static Py_ssize_t read_on_loop, join_below, watch_tail, large_read;
 static double idle_s;
 
 #define IS(object, class) ((object) && Py_TYPE(object) == (PyTypeObject *)G_##class)
-#define LONG_WAY Py_RETURN_FALSE
 
 /* An attribute that its owner keeps while we look at it; NULL: an exception. */
 static PyObject *kept(PyObject *owner, PyObject *name) {
@@ -156,9 +156,22 @@ static int is_between(PyObject *parser, PyObject *phase) {
     return AT(parser, p_phase) == phase && AT(parser, p_fast) == Py_True && PyBytes_GET_SIZE(AT(parser, p_buffer)) == 0;
 }
 
-static int find_in(PyObject *data, PyObject *limits, Py_ssize_t heads, Whole *found) {
+static int find_in(const char *data, Py_ssize_t size, PyObject *limits, Py_ssize_t heads, Whole *found) {
     Py_ssize_t max_head = PyLong_AsSsize_t(AT(limits, b_max_head));
-    return find_whole(data, AT(limits, heads), max_head, PyLong_AsLongLong(AT(limits, b_max_body)), found);
+    return find_whole(data, size, AT(limits, heads), max_head, PyLong_AsLongLong(AT(limits, b_max_body)), found);
+}
+
+/* -1: an exception. */
+static int write_to(PyObject *transport, PyObject *data) {
+    Stream *stream = AS_STREAM(transport);
+    if (stream) return stream_write(stream, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), data);
+    return done_with(PyObject_CallMethodOneArg(transport, N_write, data));
+}
+
+/* -1: an exception. */
+static int is_closing(PyObject *transport) {
+    Stream *stream = AS_STREAM(transport);
+    return stream ? stream->closing : is_true(PyObject_CallMethodNoArgs(transport, N_is_closing));
 }
 
 /* -- the request ----------------------------------------------------------------------------------------------------------- */
@@ -267,7 +280,7 @@ static int send_on(PyObject *upstream, PyObject *call, PyObject *leg, PyObject *
     set(outbound, o_informational, zero);
     set(outbound, o_started, Py_False);
     PyObject *message = AT(call, a_head);
-    if (joined) return done_with(PyObject_CallMethodOneArg(transport, N_write, message));
+    if (joined) return write_to(transport, message);
     PyObject *both = PyTuple_Pack(2, message, body);
     int failed = both ? done_with(PyObject_CallMethodOneArg(transport, N_writelines, both)) : -1;
     Py_XDECREF(both);
@@ -317,7 +330,7 @@ static int find_leg(Asked *asked) {
         asked->upstream = Py_NewRef(PyList_GET_ITEM(asked->idle, idle - 1));
         if (!IS(asked->upstream, UpstreamConnection)) return 0;
         busy = AT(asked->upstream, u_gone) == Py_True;
-        if (!busy) busy = is_true(PyObject_CallMethodNoArgs(AT(asked->upstream, u_transport), N_is_closing));
+        if (!busy) busy = is_closing(AT(asked->upstream, u_transport));
         if (busy < 0) return -1;
     }
     int open = PyObject_IsTrue(AT(AT(asked->leg, g_breaker), k_open_until));
@@ -384,34 +397,35 @@ static int send_out(Asked *asked, Py_ssize_t length) {
     return failed;
 }
 
-static PyObject *ask(PyObject *module, PyObject *const *given, Py_ssize_t count) {
-    Asked asked = {0};
-    if (count != 2 || !IS(given[0], ClientConnection) || !PyBytes_CheckExact(given[1])) LONG_WAY;
-    PyObject *connection = asked.connection = given[0], *data = given[1];
-    asked.inbound = AT(connection, c_inbound);
-    if (PyBytes_GET_SIZE(data) > read_on_loop || !IS(asked.inbound, Inbound) || !is_between(asked.inbound, at_head)) LONG_WAY;
+/* 1: the request is on its way; 0: the long way; -1: an exception. */
+static int take_request(PyObject *connection, const char *data, Py_ssize_t size) {
+    Asked asked = {.connection = connection, .inbound = AT(connection, c_inbound)};
+    if (size > read_on_loop || !IS(asked.inbound, Inbound) || !is_between(asked.inbound, at_head)) return 0;
     asked.server = AT(connection, c_server);
     asked.gateway = AT(connection, c_gateway);
     PyObject *limits = kept(asked.server, N_limits);
     asked.ledger = kept(asked.server, N_ledger);
-    if (!limits || !asked.ledger) return NULL;
-    if (!IS(limits, Limits) || !IS(asked.ledger, Ledger)) LONG_WAY;
+    if (!limits || !asked.ledger) return -1;
+    if (!IS(limits, Limits) || !IS(asked.ledger, Ledger)) return 0;
     Whole found;
-    int known = find_in(data, limits, b_request_heads, &found);
-    if (known < 0) return NULL;
-    if (!known || !IS(found.message, Request) || !found.length) LONG_WAY;
+    int known = find_in(data, size, limits, b_request_heads, &found);
+    if (known <= 0) return known;
+    if (!IS(found.message, Request) || !found.length) return 0;
     asked.request = found.message;
     asked.plan = AT(AT(asked.request, q_memo), m_plan);
-    if (!IS(asked.plan, HeadPlan)) LONG_WAY;
+    if (!IS(asked.plan, HeadPlan)) return 0;
     PyObject *table = kept(asked.gateway, N_table), *caching = kept(kept(asked.gateway, N_staging), N_caching);
-    if (!table || !caching) return NULL;
-    if (AT(asked.plan, h_owner) != table) LONG_WAY;
-    if (caching != Py_None) return PyObject_Vectorcall(G_in_python, given, 2, NULL);
-    if (PyLong_AsSsize_t(AT(asked.ledger, d_held)) + found.length > PyLong_AsSsize_t(AT(asked.ledger, d_limit))) LONG_WAY;
-    int judged = routing_of(found.body, found.length, &asked.model, &asked.stream);
-    if (judged <= 0) return judged < 0 ? NULL : Py_NewRef(Py_False);
-
-    int there = find_leg(&asked);
+    if (!table || !caching) return -1;
+    if (AT(asked.plan, h_owner) != table) return 0;
+    if (caching != Py_None) {
+        PyObject *all = PyBytes_FromStringAndSize(data, size), *given[] = {connection, all};
+        int taken = all ? is_true(PyObject_Vectorcall(G_in_python, given, 2, NULL)) : -1;
+        Py_XDECREF(all);
+        return taken;
+    }
+    if (PyLong_AsSsize_t(AT(asked.ledger, d_held)) + found.length > PyLong_AsSsize_t(AT(asked.ledger, d_limit))) return 0;
+    int there = routing_of(found.body, found.length, &asked.model, &asked.stream);
+    if (there > 0) there = find_leg(&asked);
     if (there > 0) {
         asked.body = PyBytes_FromStringAndSize(found.body, found.length);
         asked.fields = asked.body ? fields_of(asked.model, asked.stream, asked.body) : NULL;
@@ -419,7 +433,7 @@ static PyObject *ask(PyObject *module, PyObject *const *given, Py_ssize_t count)
         if (!asked.request_id || begin(&asked, found.length) || send_out(&asked, found.length)) there = -1;
     }
     let_go(&asked);
-    return there < 0 ? NULL : PyBool_FromLong(there);
+    return there;
 }
 
 /* -- the answer ------------------------------------------------------------------------------------------------------------ */
@@ -544,7 +558,7 @@ static int pass_on(PyObject *upstream, PyObject *call, PyObject *exchange, PyObj
         long ms = look_at_clock();
         answer = answer_of(lines, leg, request_id, found);
         failed = !ledger || !answer || give_back(upstream, call, leg)
-            || done_with(PyObject_CallMethodOneArg(AT(connection, c_transport), N_write, answer))
+            || write_to(AT(connection, c_transport), answer)
             || give(exchange, N_first_at, PyFloat_FromDouble(now)) || PyObject_SetAttr(exchange, N_status, two_hundred)
             || PyObject_SetAttr(exchange, N_call, Py_None) || PyObject_SetAttr(exchange, N_state, G_DONE)
             || keep_books(gateway, exchange, leg, request_id, now, ms) || go_on(connection, server, ledger, leg);
@@ -566,8 +580,9 @@ static int is_ready(PyObject *connection) {
 /* 1: the backend's connection has sent and taken everything, and stays open; 0: not; -1: an exception. */
 static int is_reusable(PyObject *upstream) {
     PyObject *transport = AT(upstream, u_transport);
-    int busy = is_true(PyObject_CallMethodNoArgs(transport, N_get_write_buffer_size));
-    if (!busy) busy = is_true(PyObject_CallMethodNoArgs(transport, N_is_closing));
+    Stream *stream = AS_STREAM(transport);
+    int busy = stream ? stream->unsent > 0 : is_true(PyObject_CallMethodNoArgs(transport, N_get_write_buffer_size));
+    if (!busy) busy = is_closing(transport);
     return busy < 0 ? -1 : !busy;
 }
 
@@ -575,8 +590,8 @@ static int is_reusable(PyObject *upstream) {
 
 /* The payload when `data` is exactly one chunk, its size written as ours are, that ends a frame; else NULL. Seven digits are
    more than LARGE_READ has, and fit 32 bits. */
-static const char *frame_in(PyObject *data, Py_ssize_t *length) {
-    const char *p = PyBytes_AS_STRING(data), *end = p + PyBytes_GET_SIZE(data), *first = p;
+static const char *frame_in(const char *data, Py_ssize_t all, Py_ssize_t *length) {
+    const char *p = data, *end = p + all, *first = p;
     Py_ssize_t size = 0;
     for (; p < end && p - first < 7 && ((*p >= '0' && *p <= '9') || (*p >= 'a' && *p <= 'f')); p++)
         size = size << 4 | (*p <= '9' ? *p - '0' : *p - 'a' + 10);
@@ -602,14 +617,14 @@ static int see(PyObject *watch, const char *payload, Py_ssize_t length) {
 }
 
 /* 1: the chunk went to the client as it came; 0: the long way; -1: an exception. */
-static int pass_frame(PyObject *upstream, PyObject *exchange, PyObject *data) {
+static int pass_frame(PyObject *upstream, PyObject *exchange, const char *data, Py_ssize_t size) {
     PyObject *outbound = AT(upstream, u_outbound), *body = IS(outbound, Outbound) ? AT(outbound, p_body) : NULL;
     if (!IS(body, ChunkedBody) || AT(outbound, p_phase) != G_PHASE_BODY || PyBytes_GET_SIZE(AT(outbound, p_buffer))
         || PyBytes_GET_SIZE(AT(outbound, p_pending)) || AT(outbound, p_failure) != Py_None || AT(body, x_left) != zero
         || PyBytes_GET_SIZE(AT(body, x_held)) || AT(body, x_authority) != Py_None || AT(upstream, u_paused) != Py_False)
         return 0;
     Py_ssize_t length;
-    const char *payload = PyBytes_GET_SIZE(data) <= large_read ? frame_in(data, &length) : NULL;
+    const char *payload = size <= large_read ? frame_in(data, size, &length) : NULL;
     if (!payload) return 0;
     PyObject *state = kept(exchange, N_state), *sse = kept(exchange, N__sse), *rename = kept(exchange, N__rename);
     PyObject *partial = kept(exchange, N__partial), *first_at = kept(exchange, N_first_at), *watch = kept(exchange, N__watch);
@@ -623,7 +638,10 @@ static int pass_frame(PyObject *upstream, PyObject *exchange, PyObject *data) {
     Py_INCREF(exchange);
     Py_INCREF(watch);
     Py_INCREF(connection);
-    int failed = done_with(PyObject_CallMethodOneArg(AT(connection, c_transport), N_write, data));
+    Stream *stream = AS_STREAM(AT(connection, c_transport));
+    PyObject *frame = stream ? NULL : PyBytes_FromStringAndSize(data, size);
+    int failed = stream ? stream_write(stream, data, size, NULL) : frame ? write_to(AT(connection, c_transport), frame) : -1;
+    Py_XDECREF(frame);
     if (!failed && AT(connection, c_paused) != Py_False) failed = done_with(PyObject_CallMethodNoArgs(exchange, N_hold_back));
     if (!failed) failed = see(watch, payload, length);
     if (!failed && AT(upstream, u_call) != Py_None && AT(upstream, u_paused) == Py_False) {
@@ -638,33 +656,29 @@ static int pass_frame(PyObject *upstream, PyObject *exchange, PyObject *data) {
     return failed ? -1 : 1;
 }
 
-static PyObject *reply(PyObject *module, PyObject *const *given, Py_ssize_t count) {
-    if (count != 3 || !IS(given[0], UpstreamConnection) || !IS(given[1], Call) || !PyBytes_CheckExact(given[2])) LONG_WAY;
-    PyObject *upstream = given[0], *call = given[1], *exchange = AT(call, a_listener), *outbound = AT(upstream, u_outbound);
-    if (!IS(exchange, ProxyExchange)) LONG_WAY;
-    if (AT(upstream, u_in_body) == Py_True) {
-        int passed = pass_frame(upstream, exchange, given[2]);
-        return passed < 0 ? NULL : PyBool_FromLong(passed);
-    }
-    if (!IS(outbound, Outbound) || !is_between(outbound, at_head)) LONG_WAY;
-    if (AT(upstream, u_paused) != Py_False) LONG_WAY;
+/* 1: the answer, or a frame of it, is with the client; 0: the long way; -1: an exception. */
+static int take_answer(PyObject *upstream, PyObject *call, const char *data, Py_ssize_t size) {
+    PyObject *exchange = AT(call, a_listener), *outbound = AT(upstream, u_outbound);
+    if (!IS(exchange, ProxyExchange)) return 0;
+    if (AT(upstream, u_in_body) == Py_True) return pass_frame(upstream, exchange, data, size);
+    if (!IS(outbound, Outbound) || !is_between(outbound, at_head) || AT(upstream, u_paused) != Py_False) return 0;
     PyObject *state = kept(exchange, N_state), *leg = kept(exchange, N_leg);
-    if (!state || !leg) return NULL;
-    if (state != G_WAITING || !IS(leg, Leg) || !IS(AT(leg, g_limits), Limits)) LONG_WAY;
+    if (!state || !leg) return -1;
+    if (state != G_WAITING || !IS(leg, Leg) || !IS(AT(leg, g_limits), Limits)) return 0;
     PyObject *breaker = AT(leg, g_breaker), *limits = AT(leg, g_limits);
-    if (!IS(breaker, Breaker) || AT(breaker, k_failures) != zero) LONG_WAY;
+    if (!IS(breaker, Breaker) || AT(breaker, k_failures) != zero) return 0;
     Whole found;
-    int known = find_in(given[2], limits, b_response_heads, &found);
-    if (known < 0) return NULL;
-    if (!known || !IS(found.message, Response) || !found.digits || found.length >= join_below) LONG_WAY;
+    int known = find_in(data, size, limits, b_response_heads, &found);
+    if (known <= 0) return known;
+    if (!IS(found.message, Response) || !found.digits || found.length >= join_below) return 0;
     PyObject *response = found.message, *memo = AT(response, r_memo), *lines = AT(memo, m_lines);
-    if (AT(response, r_keep_alive) != Py_True || PyLong_AsLong(AT(response, r_status)) != 200) LONG_WAY;
-    if (!PyBytes_Check(lines)) LONG_WAY; /* None: no answer with this head was passed on yet */
-    if (AT(memo, m_is_stream) == Py_None && put_new(memo, m_is_stream, PyObject_CallOneArg(G_is_stream, response))) return NULL;
-    if (AT(memo, m_is_stream) != Py_False) LONG_WAY;
+    if (AT(response, r_keep_alive) != Py_True || PyLong_AsLong(AT(response, r_status)) != 200) return 0;
+    if (!PyBytes_Check(lines)) return 0; /* None: no answer with this head was passed on yet */
+    if (AT(memo, m_is_stream) == Py_None && put_new(memo, m_is_stream, PyObject_CallOneArg(G_is_stream, response))) return -1;
+    if (AT(memo, m_is_stream) != Py_False) return 0;
     int ready = is_ready(kept(exchange, N_connection));
     if (ready > 0) ready = is_reusable(upstream);
-    if (ready <= 0) return ready < 0 ? NULL : Py_NewRef(Py_False);
+    if (ready <= 0) return ready;
     Py_INCREF(lines);
     Py_INCREF(leg);
     Py_INCREF(exchange);
@@ -672,7 +686,75 @@ static PyObject *reply(PyObject *module, PyObject *const *given, Py_ssize_t coun
     Py_DECREF(exchange);
     Py_DECREF(leg);
     Py_DECREF(lines);
-    return failed ? NULL : Py_NewRef(Py_True);
+    return failed ? -1 : 1;
+}
+
+/* -- the ways in ----------------------------------------------------------------------------------------------------------- */
+
+PyObject *take_raised(void) {
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyErr_GetRaisedException();
+#else
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (value && traceback) PyException_SetTraceback(value, traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    return value;
+#endif
+}
+
+/* Tell who watches. -1: an exception, which was there before or comes from there. */
+static int tell_watcher(const char *step, int taken, PyObject *connection) {
+    if (G_watcher == Py_None || taken < 0) return taken;
+    return done_with(PyObject_CallFunction(G_watcher, "sOO", step, taken ? Py_True : Py_False, connection)) ? -1 : taken;
+}
+
+/* As ClientConnection.data_received up to `receive`. */
+static int client_takes(PyObject *connection, const char *data, Py_ssize_t size) {
+    if (AT(connection, c_closing) != Py_False) return TAKEN;
+    if (AT(connection, c_exchange) != Py_None || AT(connection, c_paused) != Py_False) return REST;
+    int taken = tell_watcher("ask", take_request(connection, data, size), connection);
+    PyObject *exchange = AT(connection, c_exchange);
+    if (taken >= 0 || exchange == Py_None) return taken;
+    PyObject *fault = take_raised();
+    int failed = done_with(PyObject_CallMethodOneArg(exchange, N_on_fault, fault));
+    Py_XDECREF(fault);
+    return failed ? -1 : TAKEN;
+}
+
+/* As UpstreamConnection.data_received up to `receive`. */
+static int upstream_takes(PyObject *upstream, const char *data, Py_ssize_t size) {
+    PyObject *call = AT(upstream, u_call);
+    if (!IS(call, Call)) return ALL;
+    if (AT(call, a_in_one_step) != self_reply) return AT(call, a_in_one_step) == Py_None ? REST : ALL;
+    Py_INCREF(call);
+    int taken = tell_watcher("reply", take_answer(upstream, call, data, size), upstream);
+    if (taken < 0) {
+        PyObject *fault = take_raised(), *given[] = {upstream, call, fault};
+        taken = done_with(PyObject_VectorcallMethod(N_on_fault, given, 3, NULL)) ? -1 : TAKEN;
+        Py_XDECREF(fault);
+    }
+    Py_DECREF(call);
+    return taken;
+}
+
+int lane_takes(PyObject *protocol, const char *data, Py_ssize_t size) {
+    if (IS(protocol, ClientConnection)) return client_takes(protocol, data, size);
+    return IS(protocol, UpstreamConnection) ? upstream_takes(protocol, data, size) : ALL;
+}
+
+static PyObject *ask(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+    if (count != 2 || !IS(given[0], ClientConnection) || !PyBytes_CheckExact(given[1])) Py_RETURN_FALSE;
+    int taken = take_request(given[0], PyBytes_AS_STRING(given[1]), PyBytes_GET_SIZE(given[1]));
+    return taken < 0 ? NULL : PyBool_FromLong(taken);
+}
+
+static PyObject *reply(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+    if (count != 3 || !IS(given[0], UpstreamConnection) || !IS(given[1], Call) || !PyBytes_CheckExact(given[2])) Py_RETURN_FALSE;
+    int taken = take_answer(given[0], given[1], PyBytes_AS_STRING(given[2]), PyBytes_GET_SIZE(given[2]));
+    return taken < 0 ? NULL : PyBool_FromLong(taken);
 }
 
 /* -- setting up ------------------------------------------------------------------------------------------------------------ */
@@ -715,6 +797,6 @@ PyMODINIT_FUNC PyInit_native_lane(void) {
     nothing = PyBytes_FromStringAndSize(NULL, 0);
     no_arguments = PyTuple_New(0);
     PyObject *module = zero && two_hundred && nothing && no_arguments ? PyModule_Create(&definition) : NULL;
-    if (module && PyModule_AddIntMacro(module, CONTRACT)) Py_CLEAR(module);
+    if (module && (PyModule_AddIntMacro(module, CONTRACT) || add_streams(module))) Py_CLEAR(module);
     return module;
 }

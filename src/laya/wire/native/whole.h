@@ -38,10 +38,10 @@ static int has(PyObject *message, PyObject **name, const char *text, PyObject *w
     return found == wanted;
 }
 
-/* 1: found; 0: not one whole message, or its head is not known; -1: an exception. `data` is bytes, `heads` a dict. */
-static int find_whole(PyObject *data, PyObject *heads, Py_ssize_t max_head, long long max_body, Whole *found) {
-    const char *begin = PyBytes_AS_STRING(data);
-    Py_ssize_t size = PyBytes_GET_SIZE(data);
+/* 1: found; 0: not one whole message, or its head is not known; -1: an exception. `heads` is a dict. */
+static int find_whole(
+    const char *begin, Py_ssize_t size, PyObject *heads, Py_ssize_t max_head, long long max_body, Whole *found
+) {
     const char *end = memmem(begin, size < max_head ? size : max_head, "\r\n\r\n", 4);
     if (!end) return 0;
     Py_ssize_t head = end - begin;

@@ -1,0 +1,501 @@
+/* Sockets on the loop with nothing of the loop's between the kernel and the lane.
+
+   A transport of uvloop takes some three microseconds a request beside the four system calls: each read is two callbacks, each
+   with the interpreter's lock taken and let go of, and an object for what came. Here all sockets are in one epoll set, which is
+   itself one file of the loop's own: when something came for any of them the loop calls `run` once, and what came is read into
+   one buffer, offered to the lane where it lies, and answered by `send`. Timers, TLS, names and processes stay the loop's.
+
+   A `Stream` behaves as asyncio's transports do: what a protocol is told, when, and in which order. What is written goes out at
+   once as far as the kernel takes it; the rest waits, with `pause_writing` and `resume_writing`. The events are level-triggered,
+   and each gets one read and one write, so that nobody waits behind a fast peer. Loop thread only. */
+
+#ifdef __linux__
+#define _GNU_SOURCE
+#include "streams.h"
+
+#include <errno.h>
+#include <structmember.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+enum {
+    EVENTS = 128,             /* of one call of `run`; the rest come in the loop's next turn */
+    EVENTS_UNDISTURBED = 16,  /* then other threads may have the interpreter */
+    READ_BYTES = 64 * 1024,
+    SEND_BYTES = 256 * 1024,  /* of one system call: to copy a megabyte holds the loop for half a millisecond */
+    PIECES = 16,              /* of one system call */
+};
+
+struct Streams {
+    PyObject_HEAD
+    PyObject *loop;
+    int epoll;
+    char incoming[READ_BYTES];
+};
+
+static PyObject *n_data_received, *n_receive, *n_eof_received, *n_pause_writing, *n_resume_writing, *n_connection_lost,
+    *n_connection_made, *n_call_soon, *n_end, *n_call_exception_handler, *n_close, *n_fileno;
+
+/* Tell the kernel which events count now: none for one that is neither read nor waits to be written, its end included. A
+   stream that is watched is kept. -1: it cannot be watched (errno). */
+static int watch_if_possible(Stream *stream) {
+    unsigned int wanted = stream->lost ? 0 : (stream->reading ? EPOLLIN : 0) | (stream->unsent ? EPOLLOUT : 0);
+    unsigned int before = stream->watched;
+    if (wanted == before) return 0;
+    struct epoll_event event = {.events = wanted, .data.ptr = stream};
+    int what = !before ? EPOLL_CTL_ADD : wanted ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;
+    int failed = epoll_ctl(stream->streams->epoll, what, stream->fd, &event);
+    if (failed && wanted) return -1;
+    stream->watched = wanted;
+    if (!before) Py_INCREF(stream);
+    if (!wanted) Py_DECREF(stream);
+    return 0;
+}
+
+static void lose_by(Stream *stream, int number);
+
+static void watch(Stream *stream) {
+    if (watch_if_possible(stream)) lose_by(stream, errno);
+}
+
+/* The end, told in the loop's next turn. `why`: an exception or NULL, borrowed. */
+static void lose(Stream *stream, PyObject *why) {
+    if (stream->lost) return;
+    Py_INCREF(stream);
+    stream->lost = stream->closing = 1;
+    stream->reading = 0;
+    stream->unsent = 0;
+    watch(stream);
+    PyObject *none = PyList_New(0), *end = PyObject_GetAttr((PyObject *)stream, n_end);
+    if (none) Py_SETREF(stream->pieces, none);
+    PyObject *given[] = {stream->streams->loop, end, why ? why : Py_None};
+    PyObject *handle = none && end ? PyObject_VectorcallMethod(n_call_soon, given, 3, NULL) : NULL;
+    if (!handle) PyErr_WriteUnraisable((PyObject *)stream); /* the loop is closed: nobody is there to be told */
+    Py_XDECREF(handle);
+    Py_XDECREF(end);
+    Py_DECREF(stream);
+}
+
+static void lose_by(Stream *stream, int number) {
+    PyObject *why = PyObject_CallFunction(PyExc_OSError, "is", number, strerror(number));
+    if (!why) PyErr_Clear();
+    lose(stream, why);
+    Py_XDECREF(why);
+}
+
+/* A protocol made a mistake: the loop's handler hears of it, and the connection ends, as with asyncio's transports. */
+static void report(Stream *stream) {
+    PyObject *why = take_raised();
+    PyObject *told = Py_BuildValue("{s:s,s:O,s:O,s:O}", "message", "a protocol failed", "exception", why ? why : Py_None,
+                                   "transport", stream, "protocol", stream->protocol);
+    PyObject *done = told ? PyObject_CallMethodOneArg(stream->streams->loop, n_call_exception_handler, told) : NULL;
+    if (!done) PyErr_WriteUnraisable((PyObject *)stream);
+    Py_XDECREF(done);
+    Py_XDECREF(told);
+    lose(stream, why);
+    Py_XDECREF(why);
+}
+
+/* Call the protocol; its mistakes are reported. */
+static PyObject *tell(Stream *stream, PyObject *name, PyObject *what) {
+    PyObject *protocol = Py_NewRef(stream->protocol);
+    PyObject *done = what ? PyObject_CallMethodOneArg(protocol, name, what) : PyObject_CallMethodNoArgs(protocol, name);
+    Py_DECREF(protocol);
+    if (!done) report(stream);
+    return done;
+}
+
+/* -- output ---------------------------------------------------------------------------------------------------------------- */
+
+/* Something is left over. */
+static void keep_waiting(Stream *stream) {
+    watch(stream);
+    if (stream->unsent > stream->high && !stream->over) {
+        stream->over = 1;
+        Py_XDECREF(tell(stream, n_pause_writing, NULL));
+    }
+}
+
+/* One system call of what waits. -1: an exception. */
+static int send_some(Stream *stream) {
+    struct iovec parts[PIECES];
+    Py_buffer views[PIECES];
+    int count = 0;
+    Py_ssize_t size = 0, all = PyList_GET_SIZE(stream->pieces), skip = stream->first;
+    while (count < all && count < PIECES && size < SEND_BYTES) {
+        Py_buffer *view = &views[count];
+        if (PyObject_GetBuffer(PyList_GET_ITEM(stream->pieces, count), view, PyBUF_SIMPLE)) break;
+        parts[count].iov_base = (char *)view->buf + skip;
+        parts[count].iov_len = view->len - skip;
+        skip = 0;
+        if (size + (Py_ssize_t)parts[count].iov_len > SEND_BYTES) parts[count].iov_len = SEND_BYTES - size;
+        size += parts[count++].iov_len;
+    }
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
+    ssize_t sent = PyErr_Occurred() ? 0 : sendmsg(stream->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    int number = errno, whole = 0;
+    stream->first += sent > 0 ? sent : 0;
+    while (whole < count && stream->first >= views[whole].len) stream->first -= views[whole++].len;
+    while (count) PyBuffer_Release(&views[--count]);
+    if (PyErr_Occurred()) return -1;
+    if (sent < 0) {
+        if (number != EAGAIN && number != EINTR) lose_by(stream, number);
+        return 0;
+    }
+    stream->unsent -= sent;
+    return whole ? PyList_SetSlice(stream->pieces, 0, whole, NULL) : 0;
+}
+
+static int append(Stream *stream, PyObject *piece, Py_ssize_t size) {
+    if (PyList_Append(stream->pieces, piece)) return -1;
+    stream->unsent += size;
+    return 0;
+}
+
+/* 1: what is written now is dropped, as after any end; -1: an exception. */
+static int is_over(Stream *stream) {
+    if (!stream->ending || stream->closing) return stream->closing;
+    PyErr_SetString(PyExc_RuntimeError, "write() after write_eof()");
+    return -1;
+}
+
+int stream_write(Stream *stream, const char *data, Py_ssize_t size, PyObject *owner) {
+    if (stream->closing || stream->ending) return is_over(stream) < 0 ? -1 : 0;
+    if (size == 0) return 0;
+    ssize_t sent = 0;
+    if (!stream->unsent) {
+        sent = send(stream->fd, data, size < SEND_BYTES ? size : SEND_BYTES, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent == size) return 0;
+        if (sent < 0) {
+            if (errno != EAGAIN && errno != EINTR) {
+                lose_by(stream, errno);
+                return 0;
+            }
+            sent = 0;
+        }
+        stream->first = owner ? sent : 0;
+    }
+    PyObject *piece = owner ? Py_NewRef(owner) : PyBytes_FromStringAndSize(data + sent, size - sent);
+    int failed = !piece || append(stream, piece, size - sent);
+    Py_XDECREF(piece);
+    if (failed) return -1;
+    keep_waiting(stream);
+    return 0;
+}
+
+static PyObject *py_write(PyObject *self, PyObject *data) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)) return NULL;
+    int failed = stream_write((Stream *)self, view.buf, view.len, data);
+    PyBuffer_Release(&view);
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_writelines(PyObject *self, PyObject *lines) {
+    Stream *stream = (Stream *)self;
+    int over = is_over(stream);
+    if (over) return over < 0 ? NULL : Py_NewRef(Py_None);
+    PyObject *all = PySequence_Fast(lines, "writelines() wants a sequence");
+    if (!all) return NULL;
+    int was_empty = !stream->unsent, failed = 0;
+    if (was_empty) stream->first = 0;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(all) && !failed; i++) {
+        PyObject *piece = PySequence_Fast_GET_ITEM(all, i);
+        Py_buffer view;
+        failed = PyObject_GetBuffer(piece, &view, PyBUF_SIMPLE);
+        if (failed) break;
+        if (view.len) failed = append(stream, piece, view.len);
+        PyBuffer_Release(&view);
+    }
+    Py_DECREF(all);
+    if (!failed && was_empty && stream->unsent) failed = send_some(stream);
+    if (failed) return NULL;
+    if (stream->unsent) keep_waiting(stream);
+    Py_RETURN_NONE;
+}
+
+static void on_writable(Stream *stream) {
+    if (send_some(stream)) report(stream);
+    if (!stream->unsent && stream->over && !stream->lost) {
+        stream->over = 0;
+        Py_XDECREF(tell(stream, n_resume_writing, NULL)); /* which may write again */
+    }
+    if (!stream->unsent && stream->closing) lose(stream, NULL);
+    else if (!stream->unsent && stream->ending) shutdown(stream->fd, SHUT_WR);
+    watch(stream);
+}
+
+/* -- input ----------------------------------------------------------------------------------------------------------------- */
+
+static void finish(Stream *stream) { /* as transport.close */
+    if (stream->closing) return;
+    stream->closing = 1;
+    stream->reading = 0;
+    if (stream->unsent) watch(stream);
+    else lose(stream, NULL);
+}
+
+static void on_readable(Stream *stream) {
+    char *incoming = stream->streams->incoming;
+    ssize_t size = recv(stream->fd, incoming, READ_BYTES, MSG_DONTWAIT);
+    if (size > 0) {
+        PyObject *protocol = Py_NewRef(stream->protocol);
+        int where = lane_takes(protocol, incoming, size);
+        Py_DECREF(protocol);
+        if (where < 0) report(stream);
+        if (where == TAKEN || where < 0) return;
+        PyObject *data = PyBytes_FromStringAndSize(incoming, size);
+        if (data) Py_XDECREF(tell(stream, where == ALL ? n_data_received : n_receive, data));
+        else report(stream);
+        Py_XDECREF(data);
+    } else if (size == 0) {
+        stream->at_end = 1;
+        stream->reading = 0;
+        watch(stream);
+        PyObject *stays = tell(stream, n_eof_received, NULL);
+        if (stays && PyObject_IsTrue(stays) != 1) finish(stream);
+        Py_XDECREF(stays);
+    } else if (errno != EAGAIN && errno != EINTR) {
+        lose_by(stream, errno);
+    }
+}
+
+/* -- a stream as Python sees it -------------------------------------------------------------------------------------------- */
+
+static PyObject *py_is_closing(PyObject *self, PyObject *nothing) { return PyBool_FromLong(((Stream *)self)->closing); }
+
+static PyObject *py_get_write_buffer_size(PyObject *self, PyObject *nothing) {
+    return PyLong_FromSsize_t(((Stream *)self)->unsent);
+}
+
+static PyObject *py_set_write_buffer_limits(PyObject *self, PyObject *given, PyObject *named) {
+    static char *names[] = {"high", NULL};
+    Py_ssize_t high;
+    if (!PyArg_ParseTupleAndKeywords(given, named, "n", names, &high)) return NULL;
+    ((Stream *)self)->high = high;
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_close(PyObject *self, PyObject *nothing) {
+    finish((Stream *)self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_abort(PyObject *self, PyObject *nothing) {
+    lose((Stream *)self, NULL);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_can_write_eof(PyObject *self, PyObject *nothing) { Py_RETURN_TRUE; }
+
+static PyObject *py_write_eof(PyObject *self, PyObject *nothing) {
+    Stream *stream = (Stream *)self;
+    if (!stream->closing && !stream->ending) {
+        stream->ending = 1;
+        if (!stream->unsent) shutdown(stream->fd, SHUT_WR);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *set_reading(Stream *stream, int reading) {
+    if (!stream->closing && !stream->at_end) {
+        stream->reading = reading;
+        watch(stream);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_pause_reading(PyObject *self, PyObject *nothing) { return set_reading((Stream *)self, 0); }
+
+static PyObject *py_resume_reading(PyObject *self, PyObject *nothing) { return set_reading((Stream *)self, 1); }
+
+static PyObject *py_get_extra_info(PyObject *self, PyObject *const *given, Py_ssize_t count) {
+    if (count < 1 || count > 2 || !PyUnicode_Check(given[0]))
+        return PyErr_Format(PyExc_TypeError, "get_extra_info(name: str, default=None)");
+    Stream *stream = (Stream *)self;
+    if (!PyUnicode_CompareWithASCIIString(given[0], "socket")) return Py_NewRef(stream->socket);
+    if (!PyUnicode_CompareWithASCIIString(given[0], "peername")) return Py_NewRef(stream->peer);
+    return Py_NewRef(count == 2 ? given[1] : Py_None);
+}
+
+static PyObject *py_end(PyObject *self, PyObject *why) {
+    Stream *stream = (Stream *)self;
+    Py_XDECREF(tell(stream, n_connection_lost, why));
+    Py_SETREF(stream->protocol, Py_NewRef(Py_None));
+    return PyObject_CallMethodNoArgs(stream->socket, n_close);
+}
+
+static int stream_traverse(PyObject *self, visitproc visit, void *arg) {
+    Stream *stream = (Stream *)self;
+    Py_VISIT(stream->streams);
+    Py_VISIT(stream->protocol);
+    Py_VISIT(stream->socket);
+    Py_VISIT(stream->peer);
+    Py_VISIT(stream->pieces);
+    return 0;
+}
+
+static int stream_clear(PyObject *self) {
+    Stream *stream = (Stream *)self;
+    if (stream->protocol) Py_SETREF(stream->protocol, Py_NewRef(Py_None));
+    return 0;
+}
+
+static void stream_dealloc(PyObject *self) {
+    Stream *stream = (Stream *)self;
+    PyObject_GC_UnTrack(self);
+    Py_XDECREF(stream->streams);
+    Py_XDECREF(stream->protocol);
+    Py_XDECREF(stream->socket);
+    Py_XDECREF(stream->peer);
+    Py_XDECREF(stream->pieces);
+    PyObject_GC_Del(self);
+}
+
+static PyMethodDef stream_methods[] = {
+    {"write", py_write, METH_O, NULL}, {"writelines", py_writelines, METH_O, NULL},
+    {"is_closing", py_is_closing, METH_NOARGS, NULL}, {"get_write_buffer_size", py_get_write_buffer_size, METH_NOARGS, NULL},
+    {"set_write_buffer_limits", (PyCFunction)(void (*)(void))py_set_write_buffer_limits, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"close", py_close, METH_NOARGS, NULL}, {"abort", py_abort, METH_NOARGS, NULL},
+    {"can_write_eof", py_can_write_eof, METH_NOARGS, NULL}, {"write_eof", py_write_eof, METH_NOARGS, NULL},
+    {"pause_reading", py_pause_reading, METH_NOARGS, NULL}, {"resume_reading", py_resume_reading, METH_NOARGS, NULL},
+    {"get_extra_info", (PyCFunction)(void (*)(void))py_get_extra_info, METH_FASTCALL, NULL},
+    {"_end", py_end, METH_O, "The loop's next turn after the end: the protocol hears of it."},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject StreamType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "laya.net.native_lane.Stream",
+    .tp_doc = "One connected socket: an asyncio.Transport. Made by Streams.open.",
+    .tp_basicsize = sizeof(Stream),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_methods = stream_methods,
+    .tp_traverse = stream_traverse,
+    .tp_clear = stream_clear,
+    .tp_dealloc = stream_dealloc,
+};
+
+/* -- all streams of a loop ------------------------------------------------------------------------------------------------- */
+
+static PyObject *streams_new(PyTypeObject *class, PyObject *given, PyObject *named) {
+    PyObject *loop;
+    if (!PyArg_ParseTuple(given, "O", &loop)) return NULL;
+    Streams *streams = (Streams *)class->tp_alloc(class, 0);
+    if (!streams) return NULL;
+    streams->loop = Py_NewRef(loop);
+    streams->epoll = epoll_create1(EPOLL_CLOEXEC);
+    if (streams->epoll < 0) {
+        Py_DECREF(streams);
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    return (PyObject *)streams;
+}
+
+static PyObject *py_open(PyObject *self, PyObject *given) {
+    PyObject *socket, *protocol, *peer;
+    if (!PyArg_ParseTuple(given, "OOO", &socket, &protocol, &peer)) return NULL;
+    PyObject *number = PyObject_CallMethodNoArgs(socket, n_fileno);
+    if (!number) return NULL;
+    long fd = PyLong_AsLong(number);
+    Py_DECREF(number);
+    if (fd < 0) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "the socket is closed");
+    Stream *stream = PyObject_GC_New(Stream, &StreamType);
+    if (!stream) return NULL;
+    memset((char *)stream + sizeof(PyObject), 0, sizeof(Stream) - sizeof(PyObject));
+    stream->streams = (Streams *)Py_NewRef(self);
+    stream->protocol = Py_NewRef(protocol);
+    stream->socket = Py_NewRef(socket);
+    stream->peer = Py_NewRef(peer);
+    stream->pieces = PyList_New(0);
+    stream->high = 64 * 1024;
+    stream->fd = (int)fd;
+    stream->reading = 1;
+    PyObject_GC_Track(stream);
+    if (!stream->pieces) {
+        Py_DECREF(stream);
+        return NULL;
+    }
+    if (watch_if_possible(stream)) {
+        Py_DECREF(stream);
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    Py_XDECREF(tell(stream, n_connection_made, (PyObject *)stream));
+    return (PyObject *)stream;
+}
+
+static PyObject *py_run(PyObject *self, PyObject *nothing) {
+    struct epoll_event events[EVENTS];
+    int count = epoll_wait(((Streams *)self)->epoll, events, EVENTS, 0);
+    for (int i = 0; i < count; i++) Py_INCREF(events[i].data.ptr); /* one may end another */
+    for (int i = 0; i < count; i++) {
+        Stream *stream = events[i].data.ptr;
+        unsigned int what = events[i].events;
+        int failed = what & (EPOLLERR | EPOLLHUP);
+        if (stream->reading && (what & EPOLLIN || failed)) on_readable(stream);
+        if (stream->unsent && (what & EPOLLOUT || failed)) on_writable(stream);
+        Py_DECREF(stream);
+        if (i % EVENTS_UNDISTURBED == EVENTS_UNDISTURBED - 1) {
+            Py_BEGIN_ALLOW_THREADS
+            Py_END_ALLOW_THREADS
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_fileno(PyObject *self, PyObject *nothing) { return PyLong_FromLong(((Streams *)self)->epoll); }
+
+static int streams_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(((Streams *)self)->loop);
+    return 0;
+}
+
+static int streams_clear(PyObject *self) {
+    Py_CLEAR(((Streams *)self)->loop);
+    return 0;
+}
+
+static void streams_dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    if (((Streams *)self)->epoll >= 0) close(((Streams *)self)->epoll);
+    Py_XDECREF(((Streams *)self)->loop);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyMethodDef streams_methods[] = {
+    {"open", py_open, METH_VARARGS, "open(socket, protocol, peername) -> Stream: on the loop from now on, and owner of the socket."},
+    {"run", py_run, METH_NOARGS, "What came for any stream, as far as one turn of the loop goes."},
+    {"fileno", py_fileno, METH_NOARGS, "Readable when `run` has something to do."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject StreamsType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "laya.net.native_lane.Streams",
+    .tp_doc = "Streams(loop): the sockets of one loop.",
+    .tp_basicsize = sizeof(Streams),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = streams_new,
+    .tp_methods = streams_methods,
+    .tp_traverse = streams_traverse,
+    .tp_clear = streams_clear,
+    .tp_dealloc = streams_dealloc,
+};
+
+int add_streams(PyObject *module) {
+    static const struct {
+        PyObject **name;
+        const char *text;
+    } names[] = {
+        {&n_data_received, "data_received"}, {&n_receive, "receive"}, {&n_eof_received, "eof_received"},
+        {&n_pause_writing, "pause_writing"}, {&n_resume_writing, "resume_writing"}, {&n_connection_lost, "connection_lost"},
+        {&n_connection_made, "connection_made"}, {&n_call_soon, "call_soon"}, {&n_end, "_end"},
+        {&n_call_exception_handler, "call_exception_handler"}, {&n_close, "close"}, {&n_fileno, "fileno"}, {NULL, NULL},
+    };
+    for (int i = 0; names[i].name; i++)
+        if (!(*names[i].name = PyUnicode_InternFromString(names[i].text))) return -1;
+    if (PyModule_AddType(module, &StreamType)) return -1;
+    return PyModule_AddType(module, &StreamsType);
+}
+#endif

@@ -1,0 +1,115 @@
+"""Plain sockets, clients' and backends': read and written in C (native/streams.c) where that was built, on Linux.
+
+In: listening sockets, and connections that the loop has made. Out: protocols with a `Stream` as their transport, an
+asyncio.Transport in all that this room asks of one. Without C, and under TLS, connections keep the loop's own transports, and
+this room sees no difference. Loop thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from laya.net.in_c import native_lane
+
+# Connections accepted in one turn of the loop: each takes some ten microseconds.
+ACCEPTS_A_TURN = 64
+# How long no connection is accepted when the system has no more files or memory for one: those that come wait in the kernel.
+ACCEPT_AGAIN_S = 0.5
+
+
+class Streams:
+    """The sockets of one loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._native = native_lane.Streams(loop)
+        loop.add_reader(self._native.fileno(), self._native.run)
+
+    def close(self) -> None:
+        """Nothing is read or written any more."""
+        self._loop.remove_reader(self._native.fileno())
+
+    def open(self, sock: socket.socket, protocol: Any) -> None:
+        """`sock` is connected, and is the stream's from now on. Raises OSError when it cannot be watched."""
+        sock.setblocking(False)
+        peer: Any = ""
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer = sock.getpeername()
+        self._native.open(sock, protocol, peer)
+
+    def take_over(self, transport: asyncio.BaseTransport, protocol: Any) -> None:
+        """As `open`, with the socket of a connection that the loop made for an `Opening`."""
+        sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        transport.abort()  # closes its own number of the socket
+        try:
+            self.open(sock, protocol)
+        except OSError:
+            sock.close()
+            raise
+
+    def listen(self, sock: socket.socket, make: Callable[[], Any]) -> Listener:
+        """A protocol by `make` for each connection to `sock`, which listens."""
+        return Listener(self, self._loop, sock, make)
+
+
+class Opening(asyncio.Protocol):
+    """The protocol of a connection that is taken over as soon as it is there: what comes before that stays unread."""
+
+    def connection_made(self, transport: Any) -> None:
+        transport.pause_reading()
+
+
+class Listener:
+    """As asyncio.Server, as far as this room needs it."""
+
+    def __init__(
+        self, streams: Streams, loop: asyncio.AbstractEventLoop, sock: socket.socket, make: Callable[[], Any]
+    ) -> None:
+        sock.setblocking(False)
+        self.sockets = (sock,)
+        self._socket = sock
+        self._streams = streams
+        self._loop = loop
+        self._make = make
+        self._pause: asyncio.TimerHandle | None = None
+        self._go_on()
+
+    def close(self) -> None:
+        """No more connections; those that are there stay."""
+        if self._pause is not None:
+            self._pause.cancel()
+        else:
+            self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS_A_TURN):
+            try:
+                sock, _ = self._socket.accept()
+            except BlockingIOError:
+                return
+            except (InterruptedError, ConnectionAbortedError):
+                continue
+            except OSError as fault:  # no more files, or no memory
+                self._loop.call_exception_handler({"message": "a connection was not accepted", "exception": fault})
+                self._loop.remove_reader(self._socket.fileno())
+                self._pause = self._loop.call_later(ACCEPT_AGAIN_S, self._go_on)
+                return
+            try:
+                self._streams.open(sock, self._make())
+            except OSError:  # it has left already, or the kernel has no room to watch it
+                sock.close()
+
+
+def streams_on(loop: asyncio.AbstractEventLoop) -> Streams | None:
+    """None where connections stay the loop's."""
+    return Streams(loop) if hasattr(native_lane, "Streams") else None
