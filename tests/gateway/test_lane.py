@@ -458,7 +458,9 @@ def failing(owner, given):
     return "-c", program.replace("runpy.run", plant + "runpy.run", 1)
 
 
-def test_a_mistake_while_sending_is_a_clean_500_and_nothing_leaks(up, program, tmp_path):
+@pytest.mark.parametrize("lane", ["on", "off"])
+def test_a_mistake_while_sending_is_a_clean_500_and_nothing_leaks(up, program, tmp_path, lane):
+    program = program if lane == "on" else OFF
     with running(config(up), tmp_path, program=planted(program, "Pool.line_up", "'/messages' not in str(given.head)")) as laya:
         ask_twice(laya, post(body()))
         up.script = lambda asked: [Sleep(0.5), answer(completion("hi"))]
@@ -470,6 +472,29 @@ def test_a_mistake_while_sending_is_a_clean_500_and_nothing_leaks(up, program, t
             assert read_response(one)[0] == 200
             two.sendall(post(body()))
             assert read_response(two)[0] == 200
+        assert ends_clean(laya)
+
+
+@pytest.mark.parametrize("lane", ["on", "off"])
+def test_a_mistake_of_the_balancer_is_a_clean_500_and_the_connection_stays(up, program, tmp_path, lane):
+    """The lane meets it before there is an exchange that could answer."""
+    plant = """
+from laya.gateway.selection import Selection
+real, count = Selection.choose, 0
+def failing(owner, route, *given):
+    global count
+    count += route.name == "shared"
+    if count > 3 and route.name == "shared":
+        raise ZeroDivisionError
+    return real(owner, route, *given)
+Selection.choose = failing
+"""
+    program = (program if lane == "on" else OFF).replace("runpy.run", plant + "runpy.run", 1)
+    with running(config(up, up), tmp_path, program=("-c", program)) as laya:
+        with laya.connect() as sock:
+            for model, status in [("both-of-them", 200)] * 3 + [("both-of-them", 500)] * 2 + [("m", 200)]:
+                sock.sendall(post(body(model)))
+                assert read_response(sock)[0] == status
         assert ends_clean(laya)
 
 
