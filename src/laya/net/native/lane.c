@@ -707,6 +707,8 @@ static PyMethodDef functions[] = {
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native_lane", NULL, 0, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit_native_lane(void) {
+    if (PyInterpreterState_Get() != PyInterpreterState_Main()) /* the classes and names above are those of one interpreter */
+        return PyErr_Format(PyExc_ImportError, "only the main interpreter has the lane in C");
 #define INTERN(name) if (!(N_##name = PyUnicode_InternFromString(#name))) return NULL;
     NAMED(INTERN)
 #undef INTERN
