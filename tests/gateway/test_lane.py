@@ -101,6 +101,8 @@ def up() -> Iterator[ScriptedUpstream]:
 @pytest.fixture(scope="module")
 def laned(up, program, tmp_path_factory) -> Iterator[Laya]:
     with running(config(up), tmp_path_factory.mktemp("laned"), program=("-c", program)) as laya:
+        up.script = SCRIPTS["plain"]
+        assert ask_twice(laya, post(body())) == TAKEN  # each test meets a lane that is there, alone too
         yield laya
 
 
