@@ -55,7 +55,7 @@ except ImportError:  # installed without a C compiler
     native_lane = None
 # What the steps in C expect of our classes, and we of them: raised here and in lane.c with every change of that. A build of
 # other sources is not used.
-CONTRACT = 1
+CONTRACT = 2
 if getattr(native_lane, "CONTRACT", None) != CONTRACT:
     native_lane = None
 IN_C = native_lane is not None  # told in the first log line
@@ -169,7 +169,7 @@ def ask_in_python(connection: Any, data: bytes) -> bool:
     began = perf_counter()
     leg, candidates = lane.only, lane.candidates
     if leg is None:
-        candidates = gateway.selection.choose(lane.route, fields)
+        candidates = gateway.selection.choose(lane.route)
         leg = lane.legs[candidates[0]]
     pool, ledger, length = leg.pool, server.ledger, len(body)
     upstream = pool.idle[-1] if pool.idle else None

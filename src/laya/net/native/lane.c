@@ -12,7 +12,7 @@
 #include "../../wire/native/whole.h"
 #include "slots.h"
 
-#define CONTRACT 1 /* as lane.py has it */
+#define CONTRACT 2 /* as lane.py has it */
 
 static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head, c_keep_alive, c_head_only, c_chunked,
     c_deadline, c_transport, c_peer, p_buffer, p_phase, p_fast, p_tries_fast, o_method, o_keep_alive, o_started,
@@ -299,8 +299,7 @@ static int find_leg(Asked *asked) {
     if (!selection) return -1;
     int chosen = asked->leg == Py_None;
     if (chosen) {
-        PyObject *given[] = {selection, AT(asked->lane, l_route), Py_None};
-        asked->candidates = PyObject_VectorcallMethod(N_choose, given, 3, NULL);
+        asked->candidates = PyObject_CallMethodOneArg(selection, N_choose, AT(asked->lane, l_route));
         if (!asked->candidates) return -1;
         PyObject *best = PyList_GetItem(asked->candidates, 0);
         asked->leg = best ? PyDict_GetItemWithError(AT(asked->lane, l_legs), best) : NULL;
