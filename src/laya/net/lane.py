@@ -61,9 +61,8 @@ if getattr(native_lane, "CONTRACT", None) != CONTRACT:
 IN_C = native_lane is not None  # told in the first log line
 
 APIS = frozenset({"chat", "completions"})
-# Model names with a lane, of one head. Emptied when full: a flood of names costs the long way, not memory. A lane takes 1.2 KiB,
-# 4 KiB when as many clients as may be came by it, and `recall` keeps 512 heads: of routes with one target all lanes take 20 MiB
-# at most for one client's flood, 64 MiB for the worst.
+# Model names with a lane, of one head. Emptied when full: a flood of names costs the long way, not memory. With one target a
+# route a lane takes 1.2 KiB, or 4 KiB where many clients came by it, and `recall` keeps 512 heads: 20 MiB at most, or 64 MiB.
 MOST_LANES = 32
 # Clients' addresses whose part of a log line is kept, of one lane and target.
 MOST_CLIENTS = 16
