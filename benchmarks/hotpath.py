@@ -90,7 +90,7 @@ def parts(path: Path, rounds: int) -> dict[str, float]:
 
     def choose(found: fields.RoutingFields) -> None:
         _, route = selection.route_of(found.model, plan)
-        selection.choose(route, found)
+        selection.choose(route)
 
     def line(request_id: bytes) -> bytes:
         return access_line(request_id, place, 200, "ok", 0.001, None, b"")

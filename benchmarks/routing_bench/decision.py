@@ -70,7 +70,7 @@ def decisions(rounds: int) -> dict[str, float]:
 
     def decide(found) -> None:
         _, route = picks.route_of(found.model, PLAN)
-        picks.choose(route, found)
+        picks.choose(route)
 
     spent = min((each_ns(decide, fields) for _ in range(rounds)), key=lambda found: found[len(found) // 2])
     figures["decision_us_p50"] = percentile(spent, 50) / 1000
@@ -102,7 +102,7 @@ def _over(small: RouteTable, large: RouteTable, rounds: int, *, seen: bool) -> f
 
         def decide(name: str, picks: Selection = picks) -> None:
             _, route = picks.route_of(name, PLAN)
-            picks.choose(route, None)
+            picks.choose(route)
 
         sides.append((decide, asked))
     costs = [[median(each_ns(decide, asked)) for decide, asked in sides] for _ in range(rounds)]

@@ -110,6 +110,8 @@ def up() -> Iterator[ScriptedUpstream]:
 @pytest.fixture(scope="module")
 def laned(up, program, tmp_path_factory) -> Iterator[Laya]:
     with running(config(up), tmp_path_factory.mktemp("laned"), program=("-c", program)) as laya:
+        up.script = SCRIPTS["plain"]
+        assert ask_twice(laya, post(body())) == TAKEN  # each test meets a lane that is there, alone too
         yield laya
 
 
@@ -440,6 +442,18 @@ def test_a_build_of_other_sources_is_not_used():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
 
 
+def test_a_second_interpreter_in_the_process_runs_without_the_lane_in_c():
+    """What it keeps is kept once in a process; an interpreter that took it over would take it away from the first."""
+    pytest.importorskip("laya.net.native_lane", reason="built without a C compiler: apt install gcc")
+    pytest.importorskip("_xxsubinterpreters", reason="it has another name from Python 3.13 on")
+    inner = "import sys; sys.path[:] = {path!r}\ntry: import laya.net.native_lane\nexcept ImportError: pass\nelse: raise OSError"
+    code = (
+        "import sys, _xxsubinterpreters as all; from laya.net import native_lane; name = all.create(isolated=False);"
+        f"all.run_string(name, {inner!r}.format(path=sys.path)); all.destroy(name)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+
+
 def test_lanes_of_one_head_share_it():
     """Their bound counts on that: a head has up to four kilobytes."""
     backend = SimpleNamespace(name="up", pool=SimpleNamespace(clock=None, limits=None), breaker=None, settings=BackendConfig())
@@ -467,7 +481,9 @@ def failing(owner, given):
     return "-c", program.replace("runpy.run", plant + "runpy.run", 1)
 
 
-def test_a_mistake_while_sending_is_a_clean_500_and_nothing_leaks(up, program, tmp_path):
+@pytest.mark.parametrize("lane", ["on", "off"])
+def test_a_mistake_while_sending_is_a_clean_500_and_nothing_leaks(up, program, tmp_path, lane):
+    program = program if lane == "on" else OFF
     with running(config(up), tmp_path, program=planted(program, "Pool.line_up", "'/messages' not in str(given.head)")) as laya:
         ask_twice(laya, post(body()))
         up.script = lambda asked: [Sleep(0.5), answer(completion("hi"))]
@@ -479,6 +495,29 @@ def test_a_mistake_while_sending_is_a_clean_500_and_nothing_leaks(up, program, t
             assert read_response(one)[0] == 200
             two.sendall(post(body()))
             assert read_response(two)[0] == 200
+        assert ends_clean(laya)
+
+
+@pytest.mark.parametrize("lane", ["on", "off"])
+def test_a_mistake_of_the_balancer_is_a_clean_500_and_the_connection_stays(up, program, tmp_path, lane):
+    """The lane meets it before there is an exchange that could answer."""
+    plant = """
+from laya.gateway.selection import Selection
+real, count = Selection.choose, 0
+def failing(owner, route, *given):
+    global count
+    count += route.name == "shared"
+    if count > 3 and route.name == "shared":
+        raise ZeroDivisionError
+    return real(owner, route, *given)
+Selection.choose = failing
+"""
+    program = (program if lane == "on" else OFF).replace("runpy.run", plant + "runpy.run", 1)
+    with running(config(up, up), tmp_path, program=("-c", program)) as laya:
+        with laya.connect() as sock:
+            for model, status in [("both-of-them", 200)] * 3 + [("both-of-them", 500)] * 2 + [("m", 200)]:
+                sock.sendall(post(body(model)))
+                assert read_response(sock)[0] == status
         assert ends_clean(laya)
 
 

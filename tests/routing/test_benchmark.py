@@ -51,7 +51,7 @@ def test_the_timed_names_are_taken_by_their_rules():
         assert all(compiled.match(name) for name in decision.names(rules, 300, random.Random(1)))
     picks = decision.selection(compiled)
     name, route = picks.route_of("model-00004", decision.PLAN)
-    assert [candidate.name for candidate in picks.choose(route, None)][0].startswith("b")
+    assert [candidate.name for candidate in picks.choose(route)][0].startswith("b")
     assert len(route.targets) == decision.BACKENDS
 
 

@@ -61,6 +61,15 @@ def test_a_body_ends_as_it_would_without_c(body):
     assert told(read_routing, body) == told(read_in_python, body)
 
 
+@pytest.mark.parametrize("lost", [b'{"model":1}', b'"\\u006d"'])
+def test_only_c_sees_that_a_lost_value_is_no_second_model(lost):
+    """The one difference: Python is on the safe side."""
+    body = b'{"model":"m","x":' + lost + b',"x":2}'
+    assert scan(body) == ("m", None) and in_python(body) is None
+    once = body.replace(b',"x":2', b"")
+    assert scan(once) == in_python(once) == ("m", None)
+
+
 def told(read, body: bytes):
     """What comes of a body, in words where it is refused."""
     try:

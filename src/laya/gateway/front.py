@@ -209,7 +209,7 @@ class Gateway:
             connection = self.staging.prepare(connection, request, body, plan, fields, route)
             if connection is None:
                 return
-        candidates = selection.choose(route, fields) if plan.target is None else None
+        candidates = selection.choose(route) if plan.target is None else None
         if candidates is None:
             self.steering.steer(Way(connection, request, body, plan, fields, name, route))
         else:

@@ -15,7 +15,6 @@ from laya.gateway.models import ModelList
 from laya.gateway.plan import HeadPlan
 from laya.routing.balance import order
 from laya.routing.table import Route, RouteTable, Target
-from laya.schema.fields import RoutingFields
 
 
 class Group:
@@ -66,7 +65,7 @@ class Selection:
             raise self._models.not_found(name, allowed)
         return name, route
 
-    def choose(self, route: Route, fields: RoutingFields) -> list[Any] | None:
+    def choose(self, route: Route) -> list[Any] | None:
         """The route's candidates, best first; None where `Steering` must look at the request itself. Raises Unavailable when
         none is in this process's reach."""
         state = route.state

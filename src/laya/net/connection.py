@@ -76,10 +76,10 @@ class ClientConnection(Answering):
                 if ask(self, data):
                     return
             except Exception as fault:
-                if self.exchange is None:
-                    raise
-                self.exchange.on_fault(fault)
-                return
+                if self.exchange is not None:
+                    self.exchange.on_fault(fault)
+                    return
+                self.gateway.fault(fault)  # in the log. Nothing was touched: the long way may fare better, or answers for it
         self.receive(data)
 
     def receive(self, data: bytes) -> None:

@@ -80,15 +80,19 @@ class Pool:
         call = Call(self, listener, method, head, body)
         self.inflight += 1
         idle = self.idle
-        while idle:
-            connection = idle.pop()
-            if fresh_only:
-                connection.drop()  # its siblings are as old as the one that was found dead
-            elif not connection.gone and not connection.transport.is_closing():
-                connection.send(call)
-                return call
-        call.fresh_only = fresh_only
-        self.line_up(call)
+        try:
+            while idle:
+                connection = idle.pop()
+                if fresh_only:
+                    connection.drop()  # its siblings are as old as the one that was found dead
+                elif not connection.gone and not connection.transport.is_closing():
+                    connection.send(call)
+                    return call
+            call.fresh_only = fresh_only
+            self.line_up(call)
+        except Exception:
+            call.cancel()  # the caller does not hold it yet
+            raise
         return call
 
     def line_up(self, call: Call) -> None:

@@ -13,7 +13,7 @@
 #include "slots.h"
 #include "streams.h"
 
-#define CONTRACT 2 /* as in_c.py has it */
+#define CONTRACT 3 /* as in_c.py has it */
 
 static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head, c_keep_alive, c_head_only, c_chunked,
     c_deadline, c_transport, c_peer, p_buffer, p_phase, p_fast, p_tries_fast, o_method, o_keep_alive, o_started,
@@ -72,7 +72,7 @@ static const Slot SLOTS[] = {
     X(clock) X(now) X(settings) X(draining) X(keepalive_timeout_s) X(table) X(staging) X(caching) X(selection) X(turn) \
     X(choose) X(log) X(info_on) X(watchers) X(recent) X(append) X(line) X(idle) X(inflight) X(waiting) X(retired) \
     X(line_up) X(send) X(give_back) X(write) X(writelines) X(is_closing) X(get_write_buffer_size) X(run) X(count) \
-    X(_sse) X(_rename) X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s) X(on_fault)
+    X(_sse) X(_rename) X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s) X(on_fault) X(fault)
 #define DECLARE(name) static PyObject *G_##name;
 GIVEN(DECLARE)
 #undef DECLARE
@@ -312,8 +312,7 @@ static int find_leg(Asked *asked) {
     if (!selection) return -1;
     int chosen = asked->leg == Py_None;
     if (chosen) {
-        PyObject *given[] = {selection, AT(asked->lane, l_route), Py_None};
-        asked->candidates = PyObject_VectorcallMethod(N_choose, given, 3, NULL);
+        asked->candidates = PyObject_CallMethodOneArg(selection, N_choose, AT(asked->lane, l_route));
         if (!asked->candidates) return -1;
         PyObject *best = PyList_GetItem(asked->candidates, 0);
         asked->leg = best ? PyDict_GetItemWithError(AT(asked->lane, l_legs), best) : NULL;
@@ -716,12 +715,13 @@ static int client_takes(PyObject *connection, const char *data, Py_ssize_t size)
     if (AT(connection, c_closing) != Py_False) return TAKEN;
     if (AT(connection, c_exchange) != Py_None || AT(connection, c_paused) != Py_False) return REST;
     int taken = tell_watcher("ask", take_request(connection, data, size), connection);
-    PyObject *exchange = AT(connection, c_exchange);
-    if (taken >= 0 || exchange == Py_None) return taken;
-    PyObject *fault = take_raised();
-    int failed = done_with(PyObject_CallMethodOneArg(exchange, N_on_fault, fault));
+    if (taken >= 0) return taken;
+    PyObject *exchange = AT(connection, c_exchange), *fault = take_raised();
+    int touched = exchange != Py_None;
+    int failed = done_with(touched ? PyObject_CallMethodOneArg(exchange, N_on_fault, fault)
+                                   : PyObject_CallMethodOneArg(AT(connection, c_gateway), N_fault, fault));
     Py_XDECREF(fault);
-    return failed ? -1 : TAKEN;
+    return failed ? -1 : touched ? TAKEN : REST;
 }
 
 /* As UpstreamConnection.data_received up to `receive`. */
@@ -789,6 +789,8 @@ static PyMethodDef functions[] = {
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native_lane", NULL, 0, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit_native_lane(void) {
+    if (PyInterpreterState_Get() != PyInterpreterState_Main()) /* the classes and names above are those of one interpreter */
+        return PyErr_Format(PyExc_ImportError, "only the main interpreter has the lane in C");
 #define INTERN(name) if (!(N_##name = PyUnicode_InternFromString(#name))) return NULL;
     NAMED(INTERN)
 #undef INTERN

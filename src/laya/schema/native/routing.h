@@ -3,7 +3,9 @@
    In: bytes. Out: (model, stream) where the body is one JSON object, valid in every byte, whose top level names `model` exactly
    once, in plain letters and with a plain string, and `stream` at most once, with true, false or null. None for anything else:
    it is not judged here, `laya.schema.fields` reads it again and has the words for what is wrong. So this reads a subset of what
-   that accepts, and must agree on it: tests/schema/test_routing_scan.py compares the two on made and on mutated bodies.
+   that accepts, and must agree on it: tests/schema/test_routing_scan.py compares the two on made and on mutated bodies. One kind
+   is taken here alone: where another key came twice, Python cannot see that what looks like a second `model`, or like one spelled
+   with escapes, stood in the value that was lost, and refuses the body to be safe.
 
    `spans_in` follows a large body in the same way and says where its members stand, for `laya.schema.pieces`.
 
