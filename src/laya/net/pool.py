@@ -230,11 +230,11 @@ class Pool:
                 failure = exc
         raise failure
 
-    def _opened(self, transport: asyncio.BaseTransport, protocol: Any) -> UpstreamConnection:
+    def _opened(self, transport: asyncio.Transport, protocol: Any) -> UpstreamConnection:
         if self._streams is None:
             return protocol
         connection = UpstreamConnection(self)
-        self._streams.take_over(transport, connection)
+        self._streams.take_over(transport, protocol, connection)
         return connection
 
     def _fail(self, call: Call, failure: Failure, message: str) -> None:

@@ -8,6 +8,7 @@ this room sees no difference. Loop thread only.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -42,8 +43,10 @@ class Streams:
             peer = sock.getpeername()
         self._native.open(sock, protocol, peer)
 
-    def take_over(self, transport: asyncio.BaseTransport, protocol: Any) -> None:
-        """As `open`, with the socket of a connection that the loop made for an `Opening`."""
+    def take_over(self, transport: asyncio.Transport, opening: Opening, protocol: Any) -> None:
+        """As `open`, with the socket of a connection that the loop made."""
+        if transport.is_closing():
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
         transport.abort()  # closes its own number of the socket
         try:
@@ -51,6 +54,8 @@ class Streams:
         except OSError:
             sock.close()
             raise
+        if opening.early:
+            protocol.data_received(opening.early)
 
     def listen(self, sock: socket.socket, make: Callable[[], Any]) -> Listener:
         """A protocol by `make` for each connection to `sock`, which listens."""
@@ -58,10 +63,16 @@ class Streams:
 
 
 class Opening(asyncio.Protocol):
-    """The protocol of a connection that is taken over as soon as it is there: what comes before that stays unread."""
+    """The protocol of a connection that is taken over in the turn after it is there. What came until then is kept."""
 
-    def connection_made(self, transport: Any) -> None:
-        transport.pause_reading()
+    def __init__(self) -> None:
+        self.early = b""
+
+    def data_received(self, data: bytes) -> None:
+        self.early += data
+
+    def eof_received(self) -> bool:
+        return True  # the socket stays, and tells its end again
 
 
 class Listener:
