@@ -446,7 +446,9 @@ def test_a_second_interpreter_in_the_process_runs_without_the_lane_in_c():
     """What it keeps is kept once in a process; an interpreter that took it over would take it away from the first."""
     pytest.importorskip("laya.net.native_lane", reason="built without a C compiler: apt install gcc")
     pytest.importorskip("_xxsubinterpreters", reason="it has another name from Python 3.13 on")
-    inner = "import sys; sys.path[:] = {path!r}\ntry: import laya.net.native_lane\nexcept ImportError: pass\nelse: raise OSError"
+    inner = (
+        "import sys; sys.path[:] = {path!r}\ntry: import laya.net.native_lane\nexcept ImportError: pass\nelse: raise OSError"
+    )
     code = (
         "import sys, _xxsubinterpreters as all; from laya.net import native_lane; name = all.create(isolated=False);"
         f"all.run_string(name, {inner!r}.format(path=sys.path)); all.destroy(name)"
