@@ -32,7 +32,7 @@ from laya.net import connection, lane{imports}
 def watched(name, step):
     def call(*given):
         taken = {taken}
-        lanes = whole(given[0].exchange) if taken and name == "ask" else 0
+        lanes = whole(given[0].exchange) if taken and name == "ask" and given[0].exchange is not None else 0
         line = json.dumps({{"event": "lane", "step": name, "taken": taken, "lanes": lanes}})
         os.write(2, line.encode() + b"\\n")  # in one piece, beside the log
         return taken
@@ -431,6 +431,16 @@ def test_a_flood_of_model_names_keeps_the_lanes_bounded(laned):
     assert ask_twice(laned, post(body())) == TAKEN
     kept = [line["lanes"] for line in lane_lines(laned)[before:] if line["step"] == "ask" and line["taken"]]
     assert len(kept) > 150 and max(kept) == MOST_LANES
+
+
+def test_a_cache_for_some_leaves_the_others_in_the_lane(up, program, tmp_path):
+    cached = config(up)
+    cached["routes"].append({"name": "kept", "match": "kept", "to": "up0", "cache": True})
+    with running(cached, tmp_path, program=("-c", program)) as laya:
+        assert ask_twice(laya, post(body())) == TAKEN
+        kept = post(body("kept", temperature=0))
+        assert ask_twice(laya, kept) == [("ask", True)]  # nothing went to the backend
+        assert laya.metric("laya_cache_hits_total") == 2
 
 
 def test_a_build_of_other_sources_is_not_used():

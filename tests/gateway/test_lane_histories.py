@@ -20,6 +20,7 @@ from laya.gateway.staging import Stages
 from laya.log import Log
 from laya.net import connection, lane
 from laya.net.connection import ClientConnection
+from laya.net.in_c import IN_C
 from laya.net.server import Server
 from laya.net.upstream import UpstreamConnection
 from laya.routing.table import RouteTable
@@ -284,7 +285,7 @@ def history(ask: Callable, seed: int, steps: int, monkeypatch) -> tuple[list, in
 
 @pytest.mark.parametrize("where", ["c", "python"])
 def test_every_history_goes_as_without_the_lane(where, monkeypatch):
-    if where == "c" and not lane.IN_C:
+    if where == "c" and not IN_C:
         pytest.skip("built without a C compiler: apt install gcc")
     ask = lane.prepared(ClientConnection) if where == "c" else lane.ask_in_python
     taken = 0

@@ -72,7 +72,7 @@ static const Slot SLOTS[] = {
     X(clock) X(now) X(settings) X(draining) X(keepalive_timeout_s) X(table) X(staging) X(caching) X(selection) X(turn) \
     X(choose) X(log) X(info_on) X(watchers) X(recent) X(append) X(line) X(idle) X(inflight) X(waiting) X(retired) \
     X(line_up) X(send) X(give_back) X(write) X(writelines) X(is_closing) X(get_write_buffer_size) X(run) X(count) \
-    X(_sse) X(_rename) X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s) X(on_fault) X(fault)
+    X(_sse) X(_rename) X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s) X(on_fault) X(knows) X(fault)
 #define DECLARE(name) static PyObject *G_##name;
 GIVEN(DECLARE)
 #undef DECLARE
@@ -396,6 +396,24 @@ static int send_out(Asked *asked, Py_ssize_t length) {
     return failed;
 }
 
+/* 1: the cache has the answer to this body; 0: not; -1: an exception. */
+static int is_known(PyObject *caching, PyObject *plan, const Whole *found) {
+    PyObject *body = PyBytes_FromStringAndSize(found->body, found->length), *given[] = {caching, plan, body};
+    Py_INCREF(caching); /* a reload may let go of it */
+    int known = body ? is_true(PyObject_VectorcallMethod(N_knows, given, 3, NULL)) : -1;
+    Py_DECREF(caching);
+    Py_XDECREF(body);
+    return known;
+}
+
+/* As take_request. */
+static int take_in_python(PyObject *connection, const char *data, Py_ssize_t size) {
+    PyObject *all = PyBytes_FromStringAndSize(data, size), *given[] = {connection, all};
+    int taken = all ? is_true(PyObject_Vectorcall(G_in_python, given, 2, NULL)) : -1;
+    Py_XDECREF(all);
+    return taken;
+}
+
 /* 1: the request is on its way; 0: the long way; -1: an exception. */
 static int take_request(PyObject *connection, const char *data, Py_ssize_t size) {
     Asked asked = {.connection = connection, .inbound = AT(connection, c_inbound)};
@@ -417,10 +435,8 @@ static int take_request(PyObject *connection, const char *data, Py_ssize_t size)
     if (!table || !caching) return -1;
     if (AT(asked.plan, h_owner) != table) return 0;
     if (caching != Py_None) {
-        PyObject *all = PyBytes_FromStringAndSize(data, size), *given[] = {connection, all};
-        int taken = all ? is_true(PyObject_Vectorcall(G_in_python, given, 2, NULL)) : -1;
-        Py_XDECREF(all);
-        return taken;
+        int known = is_known(caching, asked.plan, &found);
+        if (known) return known < 0 ? -1 : take_in_python(connection, data, size);
     }
     if (PyLong_AsSsize_t(AT(asked.ledger, d_held)) + found.length > PyLong_AsSsize_t(AT(asked.ledger, d_limit))) return 0;
     int there = routing_of(found.body, found.length, &asked.model, &asked.stream);

@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 enum {
-    EVENTS = 128,             /* of one call of `run`; the rest come in the loop's next turn */
+    EVENTS = 128,             /* after which `run` ends; the rest come in the loop's next turn */
     EVENTS_UNDISTURBED = 16,  /* then other threads may have the interpreter */
     READ_BYTES = 64 * 1024,
     SEND_BYTES = 256 * 1024,  /* of one system call: to copy a megabyte holds the loop for half a millisecond */
@@ -426,9 +426,10 @@ static PyObject *py_open(PyObject *self, PyObject *given) {
     return (PyObject *)stream;
 }
 
-static PyObject *py_run(PyObject *self, PyObject *nothing) {
+/* What has come by now. How many events: */
+static int turn(Streams *streams) {
     struct epoll_event events[EVENTS];
-    int count = epoll_wait(((Streams *)self)->epoll, events, EVENTS, 0);
+    int count = epoll_wait(streams->epoll, events, EVENTS, 0);
     for (int i = 0; i < count; i++) Py_INCREF(events[i].data.ptr); /* one may end another */
     for (int i = 0; i < count; i++) {
         Stream *stream = events[i].data.ptr;
@@ -442,6 +443,11 @@ static PyObject *py_run(PyObject *self, PyObject *nothing) {
             Py_END_ALLOW_THREADS
         }
     }
+    return count;
+}
+
+static PyObject *py_run(PyObject *self, PyObject *nothing) {
+    for (int done = 0, count; done < EVENTS && (count = turn((Streams *)self)) > 0; done += count) continue;
     Py_RETURN_NONE;
 }
 
