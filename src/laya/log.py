@@ -17,24 +17,29 @@ from functools import lru_cache
 from laya.schema.codec import encode_json
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-# Lines that may wait: two seconds of a busy router, some 20 MiB at most.
-MAX_LINES = 65536
-# Lines joined for one write: some 64 KiB.
+# Lines joined to one piece for the writer, some 64 KiB: joined where the last of them arises, for ten microseconds once in a
+# while. A writer that joined them would wake up to thousands, and hold the interpreter against the loop for as many.
 BATCH = 256
+# Pieces that may wait: a second of a busy router, some 20 MiB at most.
+MAX_PIECES = 256
+# Pieces of one write.
+PIECES_A_WRITE = 16
 # How long a line may wait: short enough to follow by eye, long enough to write many at once.
 FLUSH_S = 0.2
 
 
 class Log:
-    """A line is made where it arises, in two microseconds: a thread that made them later would hold the interpreter for
-    milliseconds, and the loop would wait for it. The writer thread only joins and writes."""
+    """A line is made where it arises: a thread that made them later would hold the interpreter for milliseconds, and the loop
+    would wait for it. The writer thread only writes."""
 
     def __init__(self, level: str = "info", fd: int = 2) -> None:
         self.threshold = LEVELS[level]
         self.info_on = self.threshold <= 20
         self.dropped = 0
         self._fd = fd
-        self._lines: deque[bytes] = deque()
+        self._lines: deque[bytes] = deque()  # fewer than BATCH, or a moment more
+        self._pieces: deque[bytes] = deque()
+        self._order = threading.Lock()  # lines become pieces in the order they came, whoever joins them
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -59,23 +64,41 @@ class Log:
 
     def line(self, line: bytes) -> None:
         """One that is ready made, with its end."""
-        if len(self._lines) < MAX_LINES:
-            self._lines.append(line)
-        else:
-            self.dropped += 1
+        self._lines.append(line)
+        if len(self._lines) >= BATCH:
+            self._join()
+
+    def _join(self) -> None:
+        """The lines that are there become a piece. Their number is all that is lost of one for which there is no room."""
+        with self._order:
+            lines = [self._lines.popleft() for _ in range(min(len(self._lines), BATCH))]
+            if len(self._pieces) >= MAX_PIECES:
+                self.dropped += len(lines)
+            elif lines:
+                self._pieces.append(b"".join(lines))
 
     def _run(self) -> None:
         while not self._stop.wait(FLUSH_S):
             self._flush()
 
     def _flush(self) -> None:
-        lines = self._lines
-        while lines:
-            out = [lines.popleft() for _ in range(min(len(lines), BATCH))]
+        self._join()
+        pieces = self._pieces
+        while pieces:
+            out = [pieces.popleft() for _ in range(min(len(pieces), PIECES_A_WRITE))]
             try:
-                os.write(self._fd, b"".join(out))
+                self._write(out)
             except OSError:
-                self.dropped += len(out)
+                self.dropped += sum(piece.count(b"\n") for piece in out)
+
+    def _write(self, pieces: list[bytes]) -> None:
+        """All of it: a pipe takes a part at a time."""
+        while pieces:
+            sent = os.writev(self._fd, pieces)
+            while pieces and sent >= len(pieces[0]):
+                sent -= len(pieces.pop(0))
+            if sent:
+                pieces[0] = pieces[0][sent:]
 
 
 class _Forward(logging.Handler):
