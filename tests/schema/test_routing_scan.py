@@ -180,3 +180,38 @@ def test_a_large_body_is_renamed_in_pieces():
     assert isinstance(pieces, tuple) and b"".join(pieces) == body.replace(b'"mine"', '"th\u00e9irs"'.encode())
     small = read_routing(b'{"model":"mine","n":1}').renamed("theirs")
     assert json.loads(small) == {"model": "theirs", "n": 1}
+
+
+GOOD = [b"\\\\", b'\\"', b"\\n", b"\\/", b"\\t", b"\\b", b"\\f", b"\\r", b"\\u00e9", b"\\ud83d\\ude00", "é".encode(), b"\x7f", b"\\\\\\\\"]
+BAD = [b"\\x", b"\n", b"\\ud800", b"\\\n", b"\\u12", b"\\\xe9", b"\x00", b"\\N"]
+
+
+def test_long_strings_end_where_they_end_wherever_their_escapes_lie():
+    """They are read in blocks: escapes, runs of backslashes and what is forbidden, at and across every border of these."""
+    chance = random.Random(11)
+    judged = 0
+    for _ in range(40_000):
+        pieces = [b"a" * chance.randrange(chance.choice((3, 70, 200))) for _ in range(chance.randrange(1, 8))]
+        for _ in range(chance.randrange(12)):
+            pieces.insert(chance.randrange(len(pieces) + 1), chance.choice(GOOD))
+        bad = chance.random() < 0.3
+        if bad:
+            pieces.insert(chance.randrange(len(pieces) + 1), chance.choice(BAD))
+        text = b"".join(pieces)
+        tail = chance.choice([b"}", b',"stream":true}', b',"y":"' + b"b" * 200 + b'"}'])
+        found = scan(b'{"model":"m","x":"' + text + b'"' + tail)
+        if not bad:
+            judged += 1
+            assert found == ("m", True if b"stream" in tail else None), text
+        else:  # a piece that is bad alone may be good behind a backslash that belongs to it
+            assert found is None or found == in_python(b'{"model":"m","x":"' + text + b'"' + tail), text
+        assert scan(b'{"model":"m","x":"' + text) is None
+    assert judged > 20_000
+
+
+def test_a_long_key_with_an_escape_is_left_to_python():
+    for before in (0, 63, 64, 127, 128, 200):
+        key = b"k" * before + b"\\u006d" + b"k" * 200
+        assert scan(b'{"model":"m","' + key + b'":1}') is None
+        assert scan(b'{"model":"m","' + b"k" * before + "é".encode() + b"k" * 200 + b'":1}') is None
+        assert scan(b'{"model":"m","' + b"k" * before + b'":1}') == ("m", None)

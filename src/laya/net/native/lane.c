@@ -14,6 +14,7 @@
 #include "streams.h"
 
 #define CONTRACT 3 /* as in_c.py has it */
+#define JOINED_BELOW 2048 /* bytes of a body that is copied behind its head; a longer one is a second part of one system call */
 
 static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head, c_keep_alive, c_head_only, c_chunked,
     c_deadline, c_transport, c_peer, p_buffer, p_phase, p_fast, p_tries_fast, o_method, o_keep_alive, o_started,
@@ -72,7 +73,7 @@ static const Slot SLOTS[] = {
     X(clock) X(now) X(settings) X(draining) X(keepalive_timeout_s) X(table) X(staging) X(caching) X(selection) X(turn) \
     X(choose) X(log) X(info_on) X(watchers) X(recent) X(append) X(line) X(idle) X(inflight) X(waiting) X(retired) \
     X(line_up) X(send) X(give_back) X(write) X(writelines) X(is_closing) X(get_write_buffer_size) X(run) X(count) \
-    X(_sse) X(_rename) X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s) X(on_fault) X(knows) X(fault)
+    X(_sse) X(_rename) X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s) X(on_fault) X(popleft) X(knows) X(fault)
 #define DECLARE(name) static PyObject *G_##name;
 GIVEN(DECLARE)
 #undef DECLARE
@@ -281,6 +282,7 @@ static int send_on(PyObject *upstream, PyObject *call, PyObject *leg, PyObject *
     set(outbound, o_started, Py_False);
     PyObject *message = AT(call, a_head);
     if (joined) return write_to(transport, message);
+    if (AS_STREAM(transport)) return stream_write_both(AS_STREAM(transport), message, body);
     PyObject *both = PyTuple_Pack(2, message, body);
     int failed = both ? done_with(PyObject_CallMethodOneArg(transport, N_writelines, both)) : -1;
     Py_XDECREF(both);
@@ -374,7 +376,7 @@ static int begin(Asked *asked, Py_ssize_t length) {
 /* -1: an exception. */
 static int send_out(Asked *asked, Py_ssize_t length) {
     PyObject *exchange = Py_NewRef(AT(asked->connection, c_exchange));
-    int joined = length < join_below, failed = -1;
+    int joined = length < JOINED_BELOW, failed = -1;
     PyObject *message = message_of(asked->leg, asked->request_id, asked->body, joined);
     PyObject *call = NULL;
     if (message) call = call_of(asked->pool, exchange, AT(asked->request, q_method), message, joined ? nothing : asked->body);
@@ -531,6 +533,22 @@ static int keep_books(PyObject *gateway, PyObject *exchange, PyObject *leg, PyOb
     return failed;
 }
 
+/* The connection takes the first call in line, as Pool.give_back does it. -1: an exception. */
+static int send_next(PyObject *upstream, PyObject *leg, PyObject *waiting) {
+    PyObject *pool = AT(leg, g_pool), *call = PySequence_GetItem(waiting, 0);
+    if (!call) return -1;
+    PyObject *body = IS(call, Call) ? AT(call, a_body) : Py_None;
+    int joined = PyBytes_Check(body) && PyBytes_GET_SIZE(body) == 0, failed;
+    if (!PyBytes_Check(body) || (!joined && PyBytes_GET_SIZE(body) < join_below) || AT(call, a_fresh_only) != Py_False) {
+        failed = done_with(PyObject_CallMethodOneArg(pool, N_give_back, upstream));
+    } else {
+        failed = add(pool, N_inflight, -1) || done_with(PyObject_CallMethodNoArgs(waiting, N_popleft))
+            || send_on(upstream, call, leg, body, joined);
+    }
+    Py_DECREF(call);
+    return failed;
+}
+
 /* The connection is in its pool again. -1: an exception. */
 static int give_back(PyObject *upstream, PyObject *call, PyObject *leg) {
     PyObject *pool = AT(leg, g_pool), *outbound = AT(upstream, u_outbound);
@@ -542,7 +560,9 @@ static int give_back(PyObject *upstream, PyObject *call, PyObject *leg) {
     PyObject *waiting = kept(pool, N_waiting), *retired = kept(pool, N_retired), *idle = kept(pool, N_idle);
     PyObject *now = kept(AT(leg, g_clock), N_now);
     if (!waiting || !retired || !idle || !now) return -1;
-    if (PyObject_Size(waiting) || retired != Py_False) return done_with(PyObject_CallMethodOneArg(pool, N_give_back, upstream));
+    Py_ssize_t line = PyObject_Size(waiting);
+    if (line > 0) return send_next(upstream, leg, waiting);
+    if (line < 0 || retired != Py_False) return done_with(PyObject_CallMethodOneArg(pool, N_give_back, upstream));
     double until = PyFloat_AsDouble(now) + idle_s;
     if (add(pool, N_inflight, -1) || put_new(upstream, u_deadline, PyFloat_FromDouble(until))) return -1;
     return PyList_Append(idle, upstream);

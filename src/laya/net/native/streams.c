@@ -185,6 +185,30 @@ int stream_write(Stream *stream, const char *data, Py_ssize_t size, PyObject *ow
     return 0;
 }
 
+int stream_write_both(Stream *stream, PyObject *head, PyObject *body) {
+    if (stream->closing || stream->ending) return is_over(stream) < 0 ? -1 : 0;
+    Py_ssize_t first = PyBytes_GET_SIZE(head), second = PyBytes_GET_SIZE(body);
+    ssize_t sent = 0;
+    if (!stream->unsent) {
+        struct iovec parts[] = {{PyBytes_AS_STRING(head), first}, {PyBytes_AS_STRING(body), second < SEND_BYTES ? second : SEND_BYTES}};
+        struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+        sent = sendmsg(stream->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent == first + second) return 0;
+        if (sent < 0) {
+            if (errno != EAGAIN && errno != EINTR) {
+                lose_by(stream, errno);
+                return 0;
+            }
+            sent = 0;
+        }
+        stream->first = sent < first ? sent : sent - first;
+    }
+    if (sent < first && append(stream, head, first - sent)) return -1;
+    if (append(stream, body, sent < first ? second : second - (sent - first))) return -1;
+    keep_waiting(stream);
+    return 0;
+}
+
 static PyObject *py_write(PyObject *self, PyObject *data) {
     Py_buffer view;
     if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)) return NULL;

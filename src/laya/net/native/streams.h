@@ -34,6 +34,9 @@ extern PyTypeObject StreamType;
 /* As transport.write. `owner`: whose buffer `data` is, or NULL. -1: an exception. */
 int stream_write(Stream *stream, const char *data, Py_ssize_t size, PyObject *owner);
 
+/* As transport.writelines of two bytes objects, neither empty. -1: an exception. */
+int stream_write_both(Stream *stream, PyObject *head, PyObject *body);
+
 /* Adds the types. -1: an exception. */
 int add_streams(PyObject *module);
 #else
@@ -43,6 +46,7 @@ typedef struct {
 } Stream;
 #define AS_STREAM(object) ((Stream *)NULL)
 static inline int stream_write(Stream *stream, const char *data, Py_ssize_t size, PyObject *owner) { return -1; }
+static inline int stream_write_both(Stream *stream, PyObject *head, PyObject *body) { return -1; }
 static inline int add_streams(PyObject *module) { return 0; }
 #endif
 
