@@ -40,7 +40,7 @@ def watched(name, step):
 
 def whole(exchange):
     """How many lanes its head has. Raises AttributeError where the lane left out a slot of what it made."""
-    for made in (exchange.call, exchange.fields):
+    for made in (exchange, exchange.call, exchange.fields):
         for slot in type(made).__slots__:
             getattr(made, slot)
     return len(exchange.plan.lanes)

@@ -23,6 +23,8 @@ class Ticking(Protocol):
 class Clock:
     """`now` is the loop's monotonic time of the last tick, good for deadlines but not for measuring."""
 
+    __slots__ = ("now", "_loop", "_on_stall", "_members", "_due", "_next_tick", "_timer", "__weakref__")
+
     def __init__(self, loop: asyncio.AbstractEventLoop, on_stall) -> None:
         self.now = time.monotonic()
         self._loop = loop

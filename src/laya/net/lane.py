@@ -5,7 +5,7 @@ False: nothing was touched, go the long way. Loop thread only. Where there was a
 the same steps, and passes on a stream's frame that is one chunk in a segment of its own; this is its reference, and what runs
 without.
 
-What a step leaves behind is what the long way leaves behind: the same `ProxyExchange` and `Call` in the same states, the same
+What a step leaves behind is what the long way leaves behind: a `ProxyExchange` and a `Call` in the same states, the same
 bytes, metrics and log line. So a retry, a time-out, a client that leaves, an answer in pieces find what they always find, and a
 step may be left to the long way for any reason. The gain is in what is not called: some ninety calls a request otherwise.
 
@@ -33,10 +33,10 @@ from laya.gateway.plan import HeadPlan
 from laya.gateway.proxy import ProxyExchange
 from laya.gateway.vigil import is_stream
 from laya.log import access_line, who
-from laya.net.clock import NEVER
+from laya.net.clock import NEVER, Clock
 from laya.net.flow import JOIN_BELOW, LARGE_READ, Ledger
 from laya.net.in_c import native_lane
-from laya.net.pool import IDLE_S
+from laya.net.pool import IDLE_S, Pool
 from laya.net.upstream import Call, UpstreamConnection
 from laya.routing.balance import Breaker
 from laya.schema.fields import READ_ON_LOOP, RoutingFields, read_routing
@@ -60,7 +60,17 @@ MOST_CLIENTS = 16
 # Told of each step that the C takes or leaves for a `Stream`: ("ask" or "reply", whether it was taken, the connection).
 watcher: Callable[[str, bool, Any], None] | None = None
 
-new_exchange = ProxyExchange.__new__
+
+class LaneExchange(ProxyExchange):
+    """What the lane sets for each request lies in slots, where C reaches it; the defaults of the rest stand on the class."""
+
+    __slots__ = (
+        "gateway", "connection", "request", "body", "plan", "request_id", "began", "fields", "rule", "route", "targets",
+        "model", "target", "backend", "leg", "state", "call", "sent_at", "first_at", "status",
+    )  # fmt: skip
+
+
+new_exchange = LaneExchange.__new__
 
 
 class Leg:
@@ -180,7 +190,7 @@ def ask_in_python(connection: Any, data: bytes) -> bool:
     connection.chunked = True
     connection.deadline = NEVER
     inbound.phase = parser.DONE
-    connection.exchange = exchange = new_exchange(ProxyExchange)
+    connection.exchange = exchange = new_exchange(LaneExchange)
     exchange.gateway = gateway
     exchange.connection = connection
     exchange.request = request
@@ -197,6 +207,8 @@ def ask_in_python(connection: Any, data: bytes) -> bool:
     exchange.backend = leg.name
     exchange.leg = leg
     exchange.state = WAITING
+    exchange.first_at = 0.0
+    exchange.status = 0
 
     head = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (leg.head, request_id, length)
     exchange.call = call = Call(pool, exchange, request.method, head, body)
@@ -215,7 +227,7 @@ def ask_in_python(connection: Any, data: bytes) -> bool:
 def reply_in_python(upstream: Any, call: Any, data: bytes) -> bool:
     """A backend's answer to `call`, which `ask_in_python` made, written to the client. `upstream` is its UpstreamConnection."""
     exchange, outbound = call.listener, upstream.outbound
-    if type(exchange) is not ProxyExchange or exchange.state is not WAITING:
+    if type(exchange) is not LaneExchange or exchange.state is not WAITING:
         return False
     leg = exchange.leg
     if leg.breaker.failures:
@@ -272,7 +284,7 @@ def reply_in_python(upstream: Any, call: Any, data: bytes) -> bool:
     return True
 
 
-def named(leg: Leg, exchange: ProxyExchange) -> bytes:
+def named(leg: Leg, exchange: LaneExchange) -> bytes:
     """The members of the log line that are the same for all requests of this client here."""
     if len(leg.who) >= MOST_CLIENTS:
         leg.who.clear()
@@ -286,7 +298,7 @@ def prepared(connection: type) -> Callable[[Any, bytes], bool]:
         return ask_in_python
     classes = (
         Inbound, Outbound, Limits, Request, Response, Memo, HeadPlan, RoutingFields, Ledger, Breaker, Lane, Leg,
-        UpstreamConnection, Call, Histogram, ProxyExchange, ChunkedBody, StreamWatch,
+        UpstreamConnection, Call, Histogram, LaneExchange, ChunkedBody, StreamWatch, Clock, Pool,
     )  # fmt: skip
     native_lane.prepare({
         **{known.__name__: known for known in classes}, "ClientConnection": connection, "in_python": ask_in_python,

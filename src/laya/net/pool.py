@@ -47,7 +47,13 @@ class Address:
         self.authority = authority.encode("ascii" if shown.isascii() else "idna")
 
 
-class Pool:
+class PoolState:
+    """What changes with each request, in slots for the lane."""
+
+    __slots__ = ("idle", "inflight", "waiting", "retired")
+
+
+class Pool(PoolState):
     """Connections to one address. `settings` is the backend's configuration."""
 
     waits = False  # for a backend that is away: see `GatedPool`

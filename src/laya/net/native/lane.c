@@ -19,12 +19,14 @@
 static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head, c_keep_alive, c_head_only, c_chunked,
     c_deadline, c_transport, c_peer, p_buffer, p_phase, p_fast, p_tries_fast, o_method, o_keep_alive, o_started,
     o_informational, b_request_heads, b_response_heads, b_max_head, b_max_body, q_memo, q_method, r_memo, r_status,
-    r_keep_alive, m_plan, m_lines, m_is_stream, h_owner, h_lanes, f_model, f_stream, f_body, f_members, f_span,
-    d_held, d_limit, k_open_until, k_failures, l_route, l_name, l_candidates, l_legs, l_only, g_candidate, g_name, g_pool,
-    g_breaker, g_head, g_lines, g_counted, g_who, g_patience, g_clock, g_limits, g_routing, g_waiting, g_requests, u_gone,
-    u_transport, u_outbound, u_call, u_in_body, u_deadline, u_reused, u_paused, a_pool, a_listener, a_method, a_head, a_body,
-    a_connection, a_in_one_step, a_done, a_deadline, a_fresh_only, t_bounds, t_counts, t_total, c_paused, c_closing, p_pending,
-    p_failure, p_body, x_left, x_held, x_authority, w_tail;
+    r_keep_alive, m_plan, m_lines, m_is_stream, h_owner, h_lanes, f_model, f_stream, f_body, f_members, f_span, d_held,
+    d_limit, k_open_until, k_failures, l_route, l_name, l_candidates, l_legs, l_only, g_candidate, g_name, g_pool, g_breaker,
+    g_head, g_lines, g_counted, g_who, g_patience, g_clock, g_limits, g_routing, g_waiting, g_requests, u_gone, u_transport,
+    u_outbound, u_call, u_in_body, u_deadline, u_reused, u_paused, a_pool, a_listener, a_method, a_head, a_body, a_connection,
+    a_in_one_step, a_done, a_deadline, a_fresh_only, t_bounds, t_counts, t_total, c_paused, c_closing, p_pending, p_failure,
+    p_body, x_left, x_held, x_authority, w_tail, e_gateway, e_connection, e_request, e_body, e_plan, e_request_id, e_began,
+    e_fields, e_rule, e_route, e_targets, e_model, e_target, e_backend, e_leg, e_state, e_call, e_sent_at, e_first_at,
+    e_status, j_idle, j_inflight, j_waiting, j_retired, n_now;
 
 static const Slot SLOTS[] = {
     {"ClientConnection", "inbound", &c_inbound}, {"ClientConnection", "server", &c_server},
@@ -56,24 +58,34 @@ static const Slot SLOTS[] = {
     {"Call", "listener", &a_listener}, {"Call", "method", &a_method}, {"Call", "head", &a_head}, {"Call", "body", &a_body},
     {"Call", "connection", &a_connection}, {"Call", "in_one_step", &a_in_one_step}, {"Call", "done", &a_done},
     {"Call", "deadline", &a_deadline}, {"Call", "fresh_only", &a_fresh_only}, {"Histogram", "bounds", &t_bounds},
-    {"Histogram", "counts", &t_counts}, {"Histogram", "total", &t_total}, {"ClientConnection", "paused", &c_paused}, {"ClientConnection", "closing", &c_closing},
+    {"Histogram", "counts", &t_counts}, {"Histogram", "total", &t_total}, {"ClientConnection", "paused", &c_paused},
+    {"ClientConnection", "closing", &c_closing},
     {"Outbound", "_pending", &p_pending}, {"Outbound", "_failure", &p_failure}, {"Outbound", "_body", &p_body},
     {"ChunkedBody", "_left", &x_left}, {"ChunkedBody", "_held", &x_held}, {"ChunkedBody", "_authority", &x_authority},
-    {"StreamWatch", "_tail", &w_tail}, {NULL, NULL, NULL},
+    {"StreamWatch", "_tail", &w_tail},
+    {"LaneExchange", "gateway", &e_gateway}, {"LaneExchange", "connection", &e_connection},
+    {"LaneExchange", "request", &e_request}, {"LaneExchange", "body", &e_body}, {"LaneExchange", "plan", &e_plan},
+    {"LaneExchange", "request_id", &e_request_id}, {"LaneExchange", "began", &e_began},
+    {"LaneExchange", "fields", &e_fields}, {"LaneExchange", "rule", &e_rule}, {"LaneExchange", "route", &e_route},
+    {"LaneExchange", "targets", &e_targets}, {"LaneExchange", "model", &e_model}, {"LaneExchange", "target", &e_target},
+    {"LaneExchange", "backend", &e_backend}, {"LaneExchange", "leg", &e_leg}, {"LaneExchange", "state", &e_state},
+    {"LaneExchange", "call", &e_call}, {"LaneExchange", "sent_at", &e_sent_at}, {"LaneExchange", "first_at", &e_first_at},
+    {"LaneExchange", "status", &e_status}, {"Pool", "idle", &j_idle}, {"Pool", "inflight", &j_inflight},
+    {"Pool", "waiting", &j_waiting}, {"Pool", "retired", &j_retired}, {"Clock", "now", &n_now},
+    {NULL, NULL, NULL},
 };
 
 /* What `prepare` gives: classes, the long way's functions, and the room's numbers. */
-#define GIVEN(X) X(ClientConnection) X(Inbound) X(Outbound) X(Limits) X(Request) X(Response) X(HeadPlan) \
-    X(RoutingFields) X(Ledger) X(Breaker) X(Lane) X(Leg) X(UpstreamConnection) X(Call) X(Histogram) X(ProxyExchange) \
+#define GIVEN(X) X(ClientConnection) X(Inbound) X(Outbound) X(Limits) X(Request) X(Response) X(HeadPlan) X(RoutingFields) \
+    X(Ledger) X(Breaker) X(Lane) X(Leg) X(UpstreamConnection) X(Call) X(Histogram) X(LaneExchange) X(Clock) X(Pool) \
     X(in_python) X(lane_of) X(named) X(is_stream) X(WAITING) X(DONE) X(NEVER) X(READ_ON_LOOP) X(JOIN_BELOW) X(IDLE_S) \
-    X(PHASE_HEAD) X(PHASE_BODY) X(PHASE_DONE) X(ChunkedBody) X(StreamWatch) X(STREAMING) X(WATCH_TAIL) X(LARGE_READ) X(watcher)
+    X(PHASE_HEAD) X(PHASE_BODY) X(PHASE_DONE) X(ChunkedBody) X(StreamWatch) X(STREAMING) X(WATCH_TAIL) X(LARGE_READ) \
+    X(watcher)
 /* Attributes of classes without __slots__. */
-#define NAMED(X) X(gateway) X(connection) X(request) X(body) X(plan) X(request_id) X(began) X(fields) X(rule) X(route) \
-    X(targets) X(model) X(target) X(backend) X(leg) X(state) X(call) X(sent_at) X(first_at) X(status) X(limits) X(ledger) \
-    X(clock) X(now) X(settings) X(draining) X(keepalive_timeout_s) X(table) X(staging) X(caching) X(selection) X(turn) \
-    X(choose) X(log) X(info_on) X(watchers) X(recent) X(append) X(line) X(idle) X(inflight) X(waiting) X(retired) \
-    X(line_up) X(send) X(give_back) X(write) X(writelines) X(is_closing) X(get_write_buffer_size) X(run) X(count) \
-    X(_sse) X(_rename) X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s) X(on_fault) X(popleft) X(knows) X(fault)
+#define NAMED(X) X(limits) X(ledger) X(clock) X(now) X(settings) X(draining) X(keepalive_timeout_s) X(table) X(staging) \
+    X(caching) X(selection) X(turn) X(choose) X(log) X(info_on) X(watchers) X(recent) X(append) X(line) X(line_up) X(send) \
+    X(give_back) X(write) X(writelines) X(is_closing) X(get_write_buffer_size) X(run) X(count) X(_sse) X(_rename) \
+    X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s) X(on_fault) X(popleft) X(knows) X(fault)
 #define DECLARE(name) static PyObject *G_##name;
 GIVEN(DECLARE)
 #undef DECLARE
@@ -81,7 +93,7 @@ GIVEN(DECLARE)
 NAMED(DECLARE)
 #undef DECLARE
 
-static PyObject *self_reply, *zero, *two_hundred, *nothing, *no_arguments;
+static PyObject *self_reply, *zero, *nought, *two_hundred, *nothing;
 #define at_head G_PHASE_HEAD
 #define at_done G_PHASE_DONE
 static Py_ssize_t read_on_loop, join_below, watch_tail, large_read;
@@ -109,15 +121,14 @@ static int give(PyObject *object, PyObject *name, PyObject *value) {
     return failed;
 }
 
-static int add(PyObject *object, PyObject *name, long by) {
-    PyObject *held = kept(object, name);
-    return held ? give(object, name, PyLong_FromLong(PyLong_AsLong(held) + by)) : -1;
-}
-
 static int put_new(PyObject *object, Py_ssize_t offset, PyObject *value) {
     if (!value) return -1;
     put(object, offset, value);
     return 0;
+}
+
+static int add(PyObject *object, Py_ssize_t offset, long by) {
+    return put_new(object, offset, PyLong_FromLong(PyLong_AsLong(AT(object, offset)) + by));
 }
 
 /* The result of a call, which nobody wants. -1: an exception. */
@@ -268,8 +279,7 @@ static int send_on(PyObject *upstream, PyObject *call, PyObject *leg, PyObject *
     PyObject *outbound = AT(upstream, u_outbound), *transport = AT(upstream, u_transport);
     if (!IS(outbound, Outbound) || AT(outbound, p_phase) != at_done || PyBytes_GET_SIZE(AT(outbound, p_buffer)))
         return done_with(PyObject_CallMethodOneArg(upstream, N_send, call));
-    PyObject *now = kept(AT(leg, g_clock), N_now);
-    if (!now) return -1;
+    PyObject *now = AT(AT(leg, g_clock), n_now);
     double until = PyFloat_AsDouble(now) + PyFloat_AsDouble(AT(leg, g_patience));
     set(upstream, u_call, call);
     set(upstream, u_in_body, Py_False);
@@ -304,6 +314,12 @@ static void let_go(Asked *asked) {
     Py_CLEAR(asked->request_id);
 }
 
+/* The long way chooses, and counts it. -1: an exception. */
+static int turn_back(PyObject *selection) {
+    PyObject *turn = kept(selection, N_turn);
+    return turn ? give(selection, N_turn, PyLong_FromLong(PyLong_AsLong(turn) - 1)) : -1;
+}
+
 /* Where the request goes. 1: there; 0: the long way; -1: an exception. */
 static int find_leg(Asked *asked) {
     asked->lane = find_lane(asked->gateway, asked->request, asked->plan, asked->model);
@@ -323,8 +339,9 @@ static int find_leg(Asked *asked) {
     }
     if (!IS(asked->leg, Leg) || !IS(AT(asked->leg, g_breaker), Breaker)) return PyErr_Occurred() ? -1 : 0;
     asked->pool = AT(asked->leg, g_pool);
-    asked->idle = kept(asked->pool, N_idle);
-    if (!asked->idle || !PyList_CheckExact(asked->idle)) return PyErr_Occurred() ? -1 : 0;
+    if (!IS(asked->pool, Pool) || !IS(AT(asked->leg, g_clock), Clock)) return 0;
+    asked->idle = AT(asked->pool, j_idle);
+    if (!PyList_CheckExact(asked->idle)) return 0;
     Py_ssize_t idle = PyList_GET_SIZE(asked->idle);
     int busy = 0;
     if (idle) {
@@ -336,25 +353,36 @@ static int find_leg(Asked *asked) {
     }
     int open = PyObject_IsTrue(AT(AT(asked->leg, g_breaker), k_open_until));
     if (open < 0) return -1;
-    if (busy || open) return chosen && add(selection, N_turn, -1) ? -1 : 0; /* the long way chooses, and counts it */
+    if (busy || open) return chosen ? turn_back(selection) : 0;
     return 1;
 }
 
 /* The exchange that the long way would have made, on its connection. -1: an exception. */
 static int begin(Asked *asked, Py_ssize_t length) {
-    PyTypeObject *class = (PyTypeObject *)G_ProxyExchange;
-    PyObject *exchange = class->tp_new(class, no_arguments, NULL); /* of `object`: tp_alloc leaves it a dict to be made */
+    PyTypeObject *class = (PyTypeObject *)G_LaneExchange;
+    PyObject *exchange = class->tp_alloc(class, 0);
     if (!exchange) return -1;
     PyObject *connection = asked->connection, *leg = asked->leg, *lane = asked->lane;
-    int failed = PyObject_SetAttr(exchange, N_gateway, asked->gateway) || PyObject_SetAttr(exchange, N_connection, connection)
-        || PyObject_SetAttr(exchange, N_request, asked->request) || PyObject_SetAttr(exchange, N_body, asked->body)
-        || PyObject_SetAttr(exchange, N_plan, asked->plan) || PyObject_SetAttr(exchange, N_request_id, asked->request_id)
-        || give(exchange, N_began, PyFloat_FromDouble(asked->began)) || PyObject_SetAttr(exchange, N_fields, asked->fields)
-        || PyObject_SetAttr(exchange, N_rule, AT(lane, l_route)) || PyObject_SetAttr(exchange, N_route, AT(lane, l_name))
-        || PyObject_SetAttr(exchange, N_targets, asked->candidates) || PyObject_SetAttr(exchange, N_model, asked->model)
-        || PyObject_SetAttr(exchange, N_target, AT(leg, g_candidate)) || PyObject_SetAttr(exchange, N_backend, AT(leg, g_name))
-        || PyObject_SetAttr(exchange, N_leg, leg) || PyObject_SetAttr(exchange, N_state, G_WAITING);
-    PyObject *held = failed ? NULL : PyLong_FromSsize_t(length);
+    PyObject *began = PyFloat_FromDouble(asked->began);
+    if (began) put(exchange, e_began, began);
+    set(exchange, e_gateway, asked->gateway);
+    set(exchange, e_connection, connection);
+    set(exchange, e_request, asked->request);
+    set(exchange, e_body, asked->body);
+    set(exchange, e_plan, asked->plan);
+    set(exchange, e_request_id, asked->request_id);
+    set(exchange, e_fields, asked->fields);
+    set(exchange, e_rule, AT(lane, l_route));
+    set(exchange, e_route, AT(lane, l_name));
+    set(exchange, e_targets, asked->candidates);
+    set(exchange, e_model, asked->model);
+    set(exchange, e_target, AT(leg, g_candidate));
+    set(exchange, e_backend, AT(leg, g_name));
+    set(exchange, e_leg, leg);
+    set(exchange, e_state, G_WAITING);
+    set(exchange, e_first_at, nought);
+    set(exchange, e_status, zero);
+    PyObject *held = began ? PyLong_FromSsize_t(length) : NULL;
     PyObject *all = held ? PyLong_FromSsize_t(PyLong_AsSsize_t(AT(asked->ledger, d_held)) + length) : NULL;
     if (!all) {
         Py_XDECREF(held);
@@ -381,8 +409,8 @@ static int send_out(Asked *asked, Py_ssize_t length) {
     PyObject *call = NULL;
     if (message) call = call_of(asked->pool, exchange, AT(asked->request, q_method), message, joined ? nothing : asked->body);
     double sent_at = monotonic();
-    if (call && !PyObject_SetAttr(exchange, N_call, call) && !give(exchange, N_sent_at, PyFloat_FromDouble(sent_at))
-        && !add(asked->pool, N_inflight, 1)) {
+    if (call) set(exchange, e_call, call);
+    if (call && !put_new(exchange, e_sent_at, PyFloat_FromDouble(sent_at)) && !add(asked->pool, j_inflight, 1)) {
         if (!asked->upstream) {
             failed = done_with(PyObject_CallMethodOneArg(asked->pool, N_line_up, call));
         } else {
@@ -514,15 +542,14 @@ static PyObject *line_of(PyObject *request_id, PyObject *who, double seconds, lo
 
 /* As Gateway.finished. -1: an exception. */
 static int keep_books(PyObject *gateway, PyObject *exchange, PyObject *leg, PyObject *request_id, double now, long ms) {
-    PyObject *sent_at = kept(exchange, N_sent_at), *began = kept(exchange, N_began);
-    if (!sent_at || !began) return -1;
+    PyObject *sent_at = AT(exchange, e_sent_at), *began = AT(exchange, e_began);
     double seconds = now - PyFloat_AsDouble(began);
     if (observe(AT(leg, g_waiting), now - PyFloat_AsDouble(sent_at))) return -1;
     if (count_request(AT(leg, g_requests), AT(leg, g_counted))) return -1;
     PyObject *log = kept(gateway, N_log), *info_on = kept(log, N_info_on), *watchers = kept(gateway, N_watchers);
     if (!info_on || !watchers) return -1;
     if (info_on != Py_True && !PyObject_IsTrue(watchers)) return 0;
-    PyObject *peer = AT(kept(exchange, N_connection), c_peer), *who = PyDict_GetItemWithError(AT(leg, g_who), peer);
+    PyObject *peer = AT(AT(exchange, e_connection), c_peer), *who = PyDict_GetItemWithError(AT(leg, g_who), peer);
     if (who) Py_INCREF(who);
     else if (!PyErr_Occurred()) who = PyObject_CallFunctionObjArgs(G_named, leg, exchange, NULL);
     PyObject *line = who ? line_of(request_id, who, seconds, ms) : NULL;
@@ -542,7 +569,7 @@ static int send_next(PyObject *upstream, PyObject *leg, PyObject *waiting) {
     if (!PyBytes_Check(body) || (!joined && PyBytes_GET_SIZE(body) < join_below) || AT(call, a_fresh_only) != Py_False) {
         failed = done_with(PyObject_CallMethodOneArg(pool, N_give_back, upstream));
     } else {
-        failed = add(pool, N_inflight, -1) || done_with(PyObject_CallMethodNoArgs(waiting, N_popleft))
+        failed = add(pool, j_inflight, -1) || done_with(PyObject_CallMethodNoArgs(waiting, N_popleft))
             || send_on(upstream, call, leg, body, joined);
     }
     Py_DECREF(call);
@@ -557,22 +584,21 @@ static int give_back(PyObject *upstream, PyObject *call, PyObject *leg) {
     set(call, a_done, Py_True);
     set(upstream, u_call, Py_None);
     set(upstream, u_reused, Py_True);
-    PyObject *waiting = kept(pool, N_waiting), *retired = kept(pool, N_retired), *idle = kept(pool, N_idle);
-    PyObject *now = kept(AT(leg, g_clock), N_now);
-    if (!waiting || !retired || !idle || !now) return -1;
+    PyObject *waiting = AT(pool, j_waiting), *retired = AT(pool, j_retired), *idle = AT(pool, j_idle);
+    PyObject *now = AT(AT(leg, g_clock), n_now);
     Py_ssize_t line = PyObject_Size(waiting);
     if (line > 0) return send_next(upstream, leg, waiting);
     if (line < 0 || retired != Py_False) return done_with(PyObject_CallMethodOneArg(pool, N_give_back, upstream));
     double until = PyFloat_AsDouble(now) + idle_s;
-    if (add(pool, N_inflight, -1) || put_new(upstream, u_deadline, PyFloat_FromDouble(until))) return -1;
+    if (add(pool, j_inflight, -1) || put_new(upstream, u_deadline, PyFloat_FromDouble(until))) return -1;
     return PyList_Append(idle, upstream);
 }
 
 /* The connection waits for its client's next request. -1: an exception. */
 static int go_on(PyObject *connection, PyObject *server, PyObject *ledger, PyObject *leg) {
-    PyObject *inbound = AT(connection, c_inbound), *now = kept(AT(leg, g_clock), N_now);
+    PyObject *inbound = AT(connection, c_inbound), *now = AT(AT(leg, g_clock), n_now);
     PyObject *idle_time = kept(kept(server, N_settings), N_keepalive_timeout_s);
-    if (!now || !idle_time) return -1;
+    if (!idle_time) return -1;
     Py_ssize_t held = PyLong_AsSsize_t(AT(ledger, d_held)) - PyLong_AsSsize_t(AT(connection, c_held));
     set(connection, c_exchange, Py_None);
     set(inbound, p_phase, at_head);
@@ -582,10 +608,17 @@ static int go_on(PyObject *connection, PyObject *server, PyObject *ledger, PyObj
     return put_new(connection, c_deadline, PyFloat_FromDouble(PyFloat_AsDouble(now) + PyFloat_AsDouble(idle_time)));
 }
 
+static int end(PyObject *exchange) {
+    set(exchange, e_status, two_hundred);
+    set(exchange, e_call, Py_None);
+    set(exchange, e_state, G_DONE);
+    return 0;
+}
+
 /* The whole answer lies in `found`. -1: an exception. */
 static int pass_on(PyObject *upstream, PyObject *call, PyObject *exchange, PyObject *leg, PyObject *lines, const Whole *found) {
-    PyObject *connection = Py_XNewRef(kept(exchange, N_connection)), *gateway = kept(exchange, N_gateway);
-    PyObject *request_id = Py_XNewRef(kept(exchange, N_request_id)), *answer = NULL;
+    PyObject *connection = Py_NewRef(AT(exchange, e_connection)), *gateway = AT(exchange, e_gateway);
+    PyObject *request_id = Py_NewRef(AT(exchange, e_request_id)), *answer = NULL;
     int failed = -1;
     if (connection && gateway && request_id) {
         PyObject *server = AT(connection, c_server), *ledger = kept(server, N_ledger);
@@ -594,8 +627,7 @@ static int pass_on(PyObject *upstream, PyObject *call, PyObject *exchange, PyObj
         answer = answer_of(lines, leg, request_id, found);
         failed = !ledger || !answer || give_back(upstream, call, leg)
             || write_to(AT(connection, c_transport), answer)
-            || give(exchange, N_first_at, PyFloat_FromDouble(now)) || PyObject_SetAttr(exchange, N_status, two_hundred)
-            || PyObject_SetAttr(exchange, N_call, Py_None) || PyObject_SetAttr(exchange, N_state, G_DONE)
+            || put_new(exchange, e_first_at, PyFloat_FromDouble(now)) || end(exchange)
             || keep_books(gateway, exchange, leg, request_id, now, ms) || go_on(connection, server, ledger, leg);
     }
     Py_XDECREF(answer);
@@ -661,10 +693,10 @@ static int pass_frame(PyObject *upstream, PyObject *exchange, const char *data, 
     Py_ssize_t length;
     const char *payload = size <= large_read ? frame_in(data, size, &length) : NULL;
     if (!payload) return 0;
-    PyObject *state = kept(exchange, N_state), *sse = kept(exchange, N__sse), *rename = kept(exchange, N__rename);
-    PyObject *partial = kept(exchange, N__partial), *first_at = kept(exchange, N_first_at), *watch = kept(exchange, N__watch);
-    PyObject *connection = kept(exchange, N_connection), *pool = NULL;
-    if (!state || !sse || !rename || !partial || !first_at || !watch || !connection) return -1;
+    PyObject *state = AT(exchange, e_state), *sse = kept(exchange, N__sse), *rename = kept(exchange, N__rename);
+    PyObject *partial = kept(exchange, N__partial), *first_at = AT(exchange, e_first_at), *watch = kept(exchange, N__watch);
+    PyObject *connection = AT(exchange, e_connection), *pool = NULL;
+    if (!sse || !rename || !partial || !watch) return -1;
     if (state != G_STREAMING || sse != Py_True || rename != Py_None || PyBytes_GET_SIZE(partial) || !PyFloat_AsDouble(first_at)
         || !IS(watch, StreamWatch) || !IS(connection, ClientConnection) || AT(connection, c_exchange) != exchange
         || AT(connection, c_chunked) != Py_True || AT(connection, c_head_only) != Py_False
@@ -694,11 +726,10 @@ static int pass_frame(PyObject *upstream, PyObject *exchange, const char *data, 
 /* 1: the answer, or a frame of it, is with the client; 0: the long way; -1: an exception. */
 static int take_answer(PyObject *upstream, PyObject *call, const char *data, Py_ssize_t size) {
     PyObject *exchange = AT(call, a_listener), *outbound = AT(upstream, u_outbound);
-    if (!IS(exchange, ProxyExchange)) return 0;
+    if (!IS(exchange, LaneExchange)) return 0;
     if (AT(upstream, u_in_body) == Py_True) return pass_frame(upstream, exchange, data, size);
     if (!IS(outbound, Outbound) || !is_between(outbound, at_head) || AT(upstream, u_paused) != Py_False) return 0;
-    PyObject *state = kept(exchange, N_state), *leg = kept(exchange, N_leg);
-    if (!state || !leg) return -1;
+    PyObject *state = AT(exchange, e_state), *leg = AT(exchange, e_leg);
     if (state != G_WAITING || !IS(leg, Leg) || !IS(AT(leg, g_limits), Limits)) return 0;
     PyObject *breaker = AT(leg, g_breaker), *limits = AT(leg, g_limits);
     if (!IS(breaker, Breaker) || AT(breaker, k_failures) != zero) return 0;
@@ -711,7 +742,7 @@ static int take_answer(PyObject *upstream, PyObject *call, const char *data, Py_
     if (!PyBytes_Check(lines)) return 0; /* None: no answer with this head was passed on yet */
     if (AT(memo, m_is_stream) == Py_None && put_new(memo, m_is_stream, PyObject_CallOneArg(G_is_stream, response))) return -1;
     if (AT(memo, m_is_stream) != Py_False) return 0;
-    int ready = is_ready(kept(exchange, N_connection));
+    int ready = is_ready(AT(exchange, e_connection));
     if (ready > 0) ready = is_reusable(upstream);
     if (ready <= 0) return ready;
     Py_INCREF(lines);
@@ -788,7 +819,8 @@ static PyObject *ask(PyObject *module, PyObject *const *given, Py_ssize_t count)
 }
 
 static PyObject *reply(PyObject *module, PyObject *const *given, Py_ssize_t count) {
-    if (count != 3 || !IS(given[0], UpstreamConnection) || !IS(given[1], Call) || !PyBytes_CheckExact(given[2])) Py_RETURN_FALSE;
+    if (count != 3 || !IS(given[0], UpstreamConnection) || !IS(given[1], Call) || !PyBytes_CheckExact(given[2]))
+        Py_RETURN_FALSE;
     int taken = take_answer(given[0], given[1], PyBytes_AS_STRING(given[2]), PyBytes_GET_SIZE(given[2]));
     return taken < 0 ? NULL : PyBool_FromLong(taken);
 }
@@ -833,8 +865,8 @@ PyMODINIT_FUNC PyInit_native_lane(void) {
     zero = PyLong_FromLong(0);
     two_hundred = PyLong_FromLong(200);
     nothing = PyBytes_FromStringAndSize(NULL, 0);
-    no_arguments = PyTuple_New(0);
-    PyObject *module = zero && two_hundred && nothing && no_arguments ? PyModule_Create(&definition) : NULL;
+    nought = PyFloat_FromDouble(0.0);
+    PyObject *module = zero && two_hundred && nothing && nought ? PyModule_Create(&definition) : NULL;
     if (module && (PyModule_AddIntMacro(module, CONTRACT) || add_streams(module))) Py_CLEAR(module);
     return module;
 }

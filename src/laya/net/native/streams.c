@@ -190,7 +190,8 @@ int stream_write_both(Stream *stream, PyObject *head, PyObject *body) {
     Py_ssize_t first = PyBytes_GET_SIZE(head), second = PyBytes_GET_SIZE(body);
     ssize_t sent = 0;
     if (!stream->unsent) {
-        struct iovec parts[] = {{PyBytes_AS_STRING(head), first}, {PyBytes_AS_STRING(body), second < SEND_BYTES ? second : SEND_BYTES}};
+        Py_ssize_t most = second < SEND_BYTES ? second : SEND_BYTES;
+        struct iovec parts[] = {{PyBytes_AS_STRING(head), first}, {PyBytes_AS_STRING(body), most}};
         struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
         sent = sendmsg(stream->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent == first + second) return 0;
@@ -495,7 +496,7 @@ static void streams_dealloc(PyObject *self) {
 }
 
 static PyMethodDef streams_methods[] = {
-    {"open", py_open, METH_VARARGS, "open(socket, protocol, peername) -> Stream: on the loop from now on, and owner of the socket."},
+    {"open", py_open, METH_VARARGS, "open(socket, protocol, peername) -> Stream: on the loop from now on, owner of the socket."},
     {"run", py_run, METH_NOARGS, "What came for any stream, as far as one turn of the loop goes."},
     {"fileno", py_fileno, METH_NOARGS, "Readable when `run` has something to do."},
     {NULL, NULL, 0, NULL},
