@@ -65,24 +65,29 @@ class Log:
     def line(self, line: bytes) -> None:
         """One that is ready made, with its end."""
         self._lines.append(line)
-        if len(self._lines) >= BATCH:
-            self._join()
+        # A finalizer may log in the midst of `_join`, in its thread: who joins them already takes the next ones in a moment.
+        if len(self._lines) >= BATCH and self._order.acquire(blocking=False):
+            try:
+                self._join()
+            finally:
+                self._order.release()
 
     def _join(self) -> None:
-        """The lines that are there become a piece. Their number is all that is lost of one for which there is no room."""
-        with self._order:
-            lines = [self._lines.popleft() for _ in range(min(len(self._lines), BATCH))]
-            if len(self._pieces) >= MAX_PIECES:
-                self.dropped += len(lines)
-            elif lines:
-                self._pieces.append(b"".join(lines))
+        """Lines that are there become a piece; `_order` is held. Their number is all that is lost where there is no room."""
+        lines = [self._lines.popleft() for _ in range(min(len(self._lines), BATCH))]
+        if len(self._pieces) >= MAX_PIECES:
+            self.dropped += len(lines)
+        elif lines:
+            self._pieces.append(b"".join(lines))
 
     def _run(self) -> None:
         while not self._stop.wait(FLUSH_S):
             self._flush()
 
     def _flush(self) -> None:
-        self._join()
+        with self._order:
+            for _ in range(0, len(self._lines), BATCH):
+                self._join()
         pieces = self._pieces
         while pieces:
             out = [pieces.popleft() for _ in range(min(len(pieces), PIECES_A_WRITE))]

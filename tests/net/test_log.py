@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 
 from laya.log import BATCH, MAX_PIECES, Log
 
@@ -74,3 +75,25 @@ def test_a_reader_that_has_gone_costs_lines_and_nothing_else():
     log.stop()
     os.close(into)
     assert log.dropped == BATCH + 3
+
+
+def test_a_line_that_arises_while_others_are_joined_waits_for_nobody():
+    """As one of a finalizer does, in the very thread that joins: it may not wait for itself."""
+    read, write = os.pipe()
+    log = Log(fd=write)
+
+    class Interrupted(deque):
+        def popleft(self) -> bytes:
+            if len(log._lines) == BATCH - 2:
+                for _ in range(BATCH):
+                    log.line(b"amidst\n")
+            return super().popleft()
+
+    log._lines = Interrupted()
+    done = threading.Thread(target=lambda: [log.line(b"line\n") for _ in range(BATCH)], daemon=True)
+    done.start()
+    done.join(5)
+    assert not done.is_alive()
+    log.stop()
+    os.close(write)
+    assert sorted(read_all(read).splitlines()) == [b"amidst"] * BATCH + [b"line"] * BATCH and not log.dropped
