@@ -144,16 +144,25 @@ class Server:
 
 
 async def _bound(loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[socket.socket]:
-    """A socket for each address of `host`. Raises OSError, UnicodeError."""
+    """A socket for each address of `host` whose family the kernel has. Raises OSError, UnicodeError."""
     sockets: list[socket.socket] = []
+    missing: OSError | None = None
     try:
         for family, *_, address in dict.fromkeys(await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)):
-            sock = socket.socket(family)
+            try:
+                sock = socket.socket(family)
+            except OSError as exc:
+                if exc.errno != errno.EAFNOSUPPORT:
+                    raise
+                missing = exc  # `localhost` may be ::1 too where there is no IPv6
+                continue
             sockets.append(sock)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.bind(address)
+        if missing is not None and not sockets:
+            raise missing
     except OSError:
         for sock in sockets:
             sock.close()
