@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import random
@@ -500,3 +501,118 @@ async def in_thread_free(peer: socket.socket) -> bytes:
             return peer.recv(100)
         except BlockingIOError:
             await asyncio.sleep(0.002)
+
+
+def test_a_connection_that_cannot_be_taken_over_is_closed(monkeypatch):
+    """No number is left for the copy: the loop's own must not stay open for that, where each try would cost one more."""
+
+    async def main(connect, faults):
+        loop = asyncio.get_running_loop()
+        streams = streams_on(loop)
+
+        def no_more(number: int) -> int:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            transport, opening = await loop.create_connection(Opening, *listener.getsockname())
+            peer, _ = listener.accept()
+            monkeypatch.setattr(os, "dup", no_more)
+            with pytest.raises(OSError):
+                streams.take_over(transport, opening, Told())
+            monkeypatch.undo()
+            peer.settimeout(2)
+            assert await in_thread(peer.recv, 1) == b""
+            peer.close()
+        streams.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["write", "writelines"])
+def test_a_buffer_that_waits_keeps_its_size(how):
+    """Whoever wrote it cannot shrink it below what is counted as unsent."""
+
+    async def main(connect, faults):
+        told = Told()
+        peer = await connect("streams", told)
+        data = bytearray(b"x" * 9_000_000)
+        if how == "write":
+            told.transport.write(data)
+        else:
+            told.transport.writelines([data])
+        assert told.transport.get_write_buffer_size()
+        with pytest.raises(BufferError):
+            data.clear()
+        told.transport.close()
+        assert await in_thread(read_all, peer) == bytes(data)
+        await until(lambda: told.is_lost)
+        data.clear()  # it is let go of
+        assert not faults
+
+    run(main)
+
+
+def test_protocols_that_write_end_and_fail_where_they_are_told_something():
+    """Each callback may do to its own stream what it likes: nothing is told after the end, and the end is told once."""
+
+    async def main(connect, faults):
+        def aborts(told: Told) -> None:
+            told.transport.abort()
+
+        def closes(told: Told) -> None:
+            told.transport.write(b"last words")
+            told.transport.close()
+
+        def ends(told: Told) -> None:
+            told.transport.write_eof()
+
+        def fails(told: Told) -> None:
+            raise ZeroDivisionError
+
+        for where in ("pause_writing", "resume_writing", "eof_received", "connection_lost", "connection_made"):
+            for act in (aborts, closes, ends, fails):
+                class Acting(Told):
+                    pass
+
+                def acting(self: Told, *given: Any, name: str = where, act: Callable = act) -> None:
+                    getattr(Told, name)(self, *given)
+                    act(self)
+
+                setattr(Acting, where, acting)
+                told = Acting()
+                peer = await connect("streams", told)
+                with contextlib.suppress(RuntimeError):  # where its end is written already
+                    told.transport.write(bytes(6_000_000))
+                reader = in_thread(read_until_end, peer)
+                if where == "resume_writing":
+                    await until(lambda told=told: ("resume",) in told.events)
+                with contextlib.suppress(OSError):
+                    peer.shutdown(socket.SHUT_WR)
+                await until(lambda told=told: told.is_lost)
+                await reader
+                assert [event[0] for event in told.events].count("lost") == 1
+                assert [type(fault["exception"]) for fault in faults] == [ZeroDivisionError] * (act is fails)
+                faults.clear()
+
+    run(main)
+
+
+def read_until_end(peer: socket.socket) -> None:
+    with contextlib.suppress(ConnectionError):
+        read_all(peer)
+
+
+def test_an_answer_of_eof_received_that_is_neither_true_nor_false():
+    class Neither:
+        def __bool__(self) -> bool:
+            raise ZeroDivisionError
+
+    async def main(connect, faults):
+        told: Any = Told(stays=Neither())  # type: ignore[arg-type]
+        peer = await connect("streams", told)
+        peer.close()
+        await until(lambda: told.is_lost)
+        assert told.events[-1] == ("lost", ZeroDivisionError)
+        assert isinstance(faults.pop()["exception"], ZeroDivisionError) and not faults
+
+    run(main)

@@ -47,8 +47,10 @@ class Streams:
         """As `open`, with the socket of a connection that the loop made."""
         if transport.is_closing():
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
-        sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
-        transport.abort()  # closes its own number of the socket
+        try:
+            sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        finally:
+            transport.abort()  # closes its own number of the socket
         try:
             self.open(sock, protocol)
         except OSError:

@@ -148,10 +148,13 @@ static int send_some(Stream *stream) {
     return whole ? PyList_SetSlice(stream->pieces, 0, whole, NULL) : 0;
 }
 
+/* `piece` waits, with `size` bytes left. What may be resized is held by a view: it keeps its size as long. */
 static int append(Stream *stream, PyObject *piece, Py_ssize_t size) {
-    if (PyList_Append(stream->pieces, piece)) return -1;
-    stream->unsent += size;
-    return 0;
+    PyObject *fixed = PyBytes_CheckExact(piece) ? Py_NewRef(piece) : PyMemoryView_FromObject(piece);
+    int failed = !fixed || PyList_Append(stream->pieces, fixed);
+    Py_XDECREF(fixed);
+    if (!failed) stream->unsent += size;
+    return failed ? -1 : 0;
 }
 
 /* 1: what is written now is dropped, as after any end; -1: an exception. */
@@ -280,9 +283,11 @@ static void on_readable(Stream *stream) {
         stream->at_end = 1;
         stream->reading = 0;
         watch(stream);
-        PyObject *stays = tell(stream, n_eof_received, NULL);
-        if (stays && PyObject_IsTrue(stays) != 1) finish(stream);
-        Py_XDECREF(stays);
+        PyObject *answer = tell(stream, n_eof_received, NULL);
+        int stays = answer ? PyObject_IsTrue(answer) : 0;
+        Py_XDECREF(answer);
+        if (stays < 0) report(stream);
+        else if (!stays) finish(stream);
     } else if (errno != EAGAIN && errno != EINTR) {
         lose_by(stream, errno);
     }
@@ -413,8 +418,9 @@ static PyObject *streams_new(PyTypeObject *class, PyObject *given, PyObject *nam
     streams->loop = Py_NewRef(loop);
     streams->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (streams->epoll < 0) {
+        PyErr_SetFromErrno(PyExc_OSError);
         Py_DECREF(streams);
-        return PyErr_SetFromErrno(PyExc_OSError);
+        return NULL;
     }
     return (PyObject *)streams;
 }
@@ -444,8 +450,9 @@ static PyObject *py_open(PyObject *self, PyObject *given) {
         return NULL;
     }
     if (watch_if_possible(stream)) {
+        PyErr_SetFromErrno(PyExc_OSError);
         Py_DECREF(stream);
-        return PyErr_SetFromErrno(PyExc_OSError);
+        return NULL;
     }
     Py_XDECREF(tell(stream, n_connection_made, (PyObject *)stream));
     return (PyObject *)stream;
@@ -484,7 +491,7 @@ static int streams_traverse(PyObject *self, visitproc visit, void *arg) {
 }
 
 static int streams_clear(PyObject *self) {
-    Py_CLEAR(((Streams *)self)->loop);
+    Py_XSETREF(((Streams *)self)->loop, Py_NewRef(Py_None)); /* a stream may still look for it */
     return 0;
 }
 
