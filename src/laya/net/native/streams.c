@@ -112,8 +112,8 @@ static PyObject *tell(Stream *stream, PyObject *name, PyObject *what) {
 /* Something is left over. */
 static void keep_waiting(Stream *stream) {
     watch(stream);
-    if (stream->unsent > stream->high && !stream->over) {
-        stream->over = 1;
+    if (stream->unsent > stream->high && !stream->told_to_pause) {
+        stream->told_to_pause = 1;
         Py_XDECREF(tell(stream, n_pause_writing, NULL));
     }
 }
@@ -157,15 +157,15 @@ static int append(Stream *stream, PyObject *piece, Py_ssize_t size) {
     return failed ? -1 : 0;
 }
 
-/* 1: what is written now is dropped, as after any end; -1: an exception. */
-static int is_over(Stream *stream) {
-    if (!stream->ending || stream->closing) return stream->closing;
+/* 1: what is written now is dropped, as after any end; 0: it is sent; -1: an exception. */
+static int refuses_writes(Stream *stream) {
+    if (!stream->eof_written || stream->closing) return stream->closing;
     PyErr_SetString(PyExc_RuntimeError, "write() after write_eof()");
     return -1;
 }
 
 int stream_write(Stream *stream, const char *data, Py_ssize_t size, PyObject *owner) {
-    if (stream->closing || stream->ending) return is_over(stream) < 0 ? -1 : 0;
+    if (stream->closing || stream->eof_written) return refuses_writes(stream) < 0 ? -1 : 0;
     if (size == 0) return 0;
     ssize_t sent = 0;
     if (!stream->unsent) {
@@ -189,7 +189,7 @@ int stream_write(Stream *stream, const char *data, Py_ssize_t size, PyObject *ow
 }
 
 int stream_write_both(Stream *stream, PyObject *head, PyObject *body) {
-    if (stream->closing || stream->ending) return is_over(stream) < 0 ? -1 : 0;
+    if (stream->closing || stream->eof_written) return refuses_writes(stream) < 0 ? -1 : 0;
     Py_ssize_t first = PyBytes_GET_SIZE(head), second = PyBytes_GET_SIZE(body);
     ssize_t sent = 0;
     if (!stream->unsent) {
@@ -224,8 +224,8 @@ static PyObject *py_write(PyObject *self, PyObject *data) {
 
 static PyObject *py_writelines(PyObject *self, PyObject *lines) {
     Stream *stream = (Stream *)self;
-    int over = is_over(stream);
-    if (over) return over < 0 ? NULL : Py_NewRef(Py_None);
+    int refused = refuses_writes(stream);
+    if (refused) return refused < 0 ? NULL : Py_NewRef(Py_None);
     PyObject *all = PySequence_Fast(lines, "writelines() wants a sequence");
     if (!all) return NULL;
     int was_empty = !stream->unsent, failed = 0;
@@ -247,12 +247,12 @@ static PyObject *py_writelines(PyObject *self, PyObject *lines) {
 
 static void on_writable(Stream *stream) {
     if (send_some(stream)) report(stream);
-    if (!stream->unsent && stream->over && !stream->lost) {
-        stream->over = 0;
+    if (!stream->unsent && stream->told_to_pause && !stream->lost) {
+        stream->told_to_pause = 0;
         Py_XDECREF(tell(stream, n_resume_writing, NULL)); /* which may write again */
     }
     if (!stream->unsent && stream->closing) lose(stream, NULL);
-    else if (!stream->unsent && stream->ending) shutdown(stream->fd, SHUT_WR);
+    else if (!stream->unsent && stream->eof_written) shutdown(stream->fd, SHUT_WR);
     watch(stream);
 }
 
@@ -280,7 +280,7 @@ static void on_readable(Stream *stream) {
         else report(stream);
         Py_XDECREF(data);
     } else if (size == 0) {
-        stream->at_end = 1;
+        stream->eof_read = 1;
         stream->reading = 0;
         watch(stream);
         PyObject *answer = tell(stream, n_eof_received, NULL);
@@ -323,15 +323,15 @@ static PyObject *py_can_write_eof(PyObject *self, PyObject *nothing) { Py_RETURN
 
 static PyObject *py_write_eof(PyObject *self, PyObject *nothing) {
     Stream *stream = (Stream *)self;
-    if (!stream->closing && !stream->ending) {
-        stream->ending = 1;
+    if (!stream->closing && !stream->eof_written) {
+        stream->eof_written = 1;
         if (!stream->unsent) shutdown(stream->fd, SHUT_WR);
     }
     Py_RETURN_NONE;
 }
 
 static PyObject *set_reading(Stream *stream, int reading) {
-    if (!stream->closing && !stream->at_end) {
+    if (!stream->closing && !stream->eof_read) {
         stream->reading = reading;
         watch(stream);
     }
@@ -466,7 +466,7 @@ static int turn(Streams *streams) {
     for (int i = 0; i < count; i++) {
         Stream *stream = events[i].data.ptr;
         unsigned int what = events[i].events;
-        int failed = what & (EPOLLERR | EPOLLHUP);
+        int failed = what & (EPOLLERR | EPOLLHUP); /* told unasked: the system call finds out what it is */
         if (stream->reading && (what & EPOLLIN || failed)) on_readable(stream);
         if (stream->unsent && (what & EPOLLOUT || failed)) on_writable(stream);
         Py_DECREF(stream);
