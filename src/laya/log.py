@@ -26,6 +26,8 @@ MAX_PIECES = 256
 PIECES_A_WRITE = 16
 # How long a line may wait: short enough to follow by eye, long enough to write many at once.
 FLUSH_S = 0.2
+# How long the end of the process waits for the reader of its last lines.
+STOP_S = 5.0
 
 
 class Log:
@@ -48,11 +50,12 @@ class Log:
         self._thread.start()
 
     def stop(self) -> None:
-        """Write what is there and end the thread."""
+        """What is there is written, and the thread ends; a reader that stands still keeps no process from its end."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(2.0)
-        self._flush()
+        if self._thread is None:
+            self._flush()
+        else:
+            self._thread.join(STOP_S)
 
     def event(self, level: str, name: str, **fields) -> None:
         if LEVELS[level] >= self.threshold:
@@ -83,6 +86,7 @@ class Log:
     def _run(self) -> None:
         while not self._stop.wait(FLUSH_S):
             self._flush()
+        self._flush()
 
     def _flush(self) -> None:
         with self._order:

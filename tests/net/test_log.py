@@ -77,6 +77,22 @@ def test_a_reader_that_has_gone_costs_lines_and_nothing_else():
     assert log.dropped == BATCH + 3
 
 
+def test_a_reader_that_stands_still_for_good_does_not_keep_the_process(monkeypatch):
+    monkeypatch.setattr("laya.log.STOP_S", 0.2, raising=False)
+    out, into = os.pipe()
+    log = Log("info", fd=into)
+    log.start()
+    for number in range(100_000):  # more than a pipe holds
+        log.line(b"%07d\n" % number)
+    stopping = threading.Thread(target=log.stop, daemon=True)
+    stopping.start()
+    stopping.join(10.0)
+    assert not stopping.is_alive()
+    os.close(out)  # which ends the writer
+    log._thread.join(10.0)
+    os.close(into)
+
+
 def test_a_line_that_arises_while_others_are_joined_waits_for_nobody():
     """As one of a finalizer does, in the very thread that joins: it may not wait for itself."""
     read, write = os.pipe()
