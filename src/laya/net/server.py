@@ -12,6 +12,7 @@ import signal
 import socket
 import ssl
 import stat
+from typing import Any
 
 from laya.errors import StartError
 from laya.net.clock import Clock
@@ -143,31 +144,42 @@ class Server:
                 pass
 
 
+# What a socket says for an address of a kind that this machine has not, as with ::1 for `localhost` where IPv6 is off.
+_ELSEWHERE = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+
+
 async def _bound(loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[socket.socket]:
-    """A socket for each address of `host` whose family the kernel has. Raises OSError, UnicodeError."""
+    """A socket for each address of `host` that this machine has. Raises OSError, UnicodeError."""
     sockets: list[socket.socket] = []
-    missing: OSError | None = None
+    absent: OSError | None = None
     try:
         for family, *_, address in dict.fromkeys(await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)):
             try:
-                sock = socket.socket(family)
+                sockets.append(_bound_to(family, address))
             except OSError as exc:
-                if exc.errno != errno.EAFNOSUPPORT:
+                if exc.errno not in _ELSEWHERE:
                     raise
-                missing = exc  # `localhost` may be ::1 too where there is no IPv6
-                continue
-            sockets.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind(address)
-        if missing is not None and not sockets:
-            raise missing
+                absent = exc
+        if absent is not None and not sockets:
+            raise absent
     except OSError:
         for sock in sockets:
             sock.close()
         raise
     return sockets
+
+
+def _bound_to(family: int, address: Any) -> socket.socket:
+    sock = socket.socket(family)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def _tls_context(tls) -> ssl.SSLContext:
