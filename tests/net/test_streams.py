@@ -605,6 +605,24 @@ def read_until_end(peer: socket.socket) -> None:
         read_all(peer)
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_of_lines_that_cannot_all_be_written_none_is(waits):
+    async def main(connect, faults):
+        told = Told()
+        peer = await connect("streams", told)
+        before = bytes(7_000_000 * waits)
+        told.transport.write(before)
+        unsent = told.transport.get_write_buffer_size()
+        with pytest.raises(TypeError):
+            told.transport.writelines([b"one", 2, b"three"])
+        assert told.transport.get_write_buffer_size() == unsent
+        told.transport.writelines([b"on", b"ly"])
+        told.transport.close()
+        assert await in_thread(read_all, peer) == before + b"only"
+
+    run(main)
+
+
 def test_an_answer_of_eof_received_that_is_neither_true_nor_false():
     class Neither:
         def __bool__(self) -> bool:

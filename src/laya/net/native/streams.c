@@ -228,8 +228,9 @@ static PyObject *py_writelines(PyObject *self, PyObject *lines) {
     if (refused) return refused < 0 ? NULL : Py_NewRef(Py_None);
     PyObject *all = PySequence_Fast(lines, "writelines() wants a sequence");
     if (!all) return NULL;
-    int was_empty = !stream->unsent, failed = 0;
-    if (was_empty) stream->first = 0;
+    Py_ssize_t before = stream->unsent, count = PyList_GET_SIZE(stream->pieces);
+    int failed = 0;
+    if (!before) stream->first = 0;
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(all) && !failed; i++) {
         PyObject *piece = PySequence_Fast_GET_ITEM(all, i);
         Py_buffer view;
@@ -239,7 +240,11 @@ static PyObject *py_writelines(PyObject *self, PyObject *lines) {
         PyBuffer_Release(&view);
     }
     Py_DECREF(all);
-    if (!failed && was_empty && stream->unsent) failed = send_some(stream);
+    if (failed && !stream->lost) { /* then none of them is written */
+        stream->unsent = before;
+        PyList_SetSlice(stream->pieces, count, PY_SSIZE_T_MAX, NULL);
+    }
+    if (!failed && !before && stream->unsent) failed = send_some(stream);
     if (failed) return NULL;
     if (stream->unsent) keep_waiting(stream);
     Py_RETURN_NONE;
