@@ -1,9 +1,9 @@
 """The package is described in setup.cfg. This adds what only code can say: optional extensions in plain C.
 
-Three small ones are built wherever there is a C compiler: the fast lane of common requests with its sockets (`src/laya/net/native`), and the two
-readers that it and the long way share. The engine's compiled step (`src/laya/model/native`, AVX-512) is built on x86-64 Linux.
-Without a compiler the installation goes on, and the same steps run in Python and on torch's own operations. `LAYA_NATIVE=0`
-leaves them all out.
+Three small ones are built wherever there is a C compiler: the fast lane of common requests with its sockets
+(`src/laya/net/native`), and the two readers that it and the long way share. The engine's compiled step
+(`src/laya/model/native`, AVX-512) is built on x86-64 Linux. Without a compiler the installation goes on, and the same steps run
+in Python and on torch's own operations. `LAYA_NATIVE=0` leaves them all out; what was built before is not removed.
 """
 
 import os

@@ -14,4 +14,4 @@ except ImportError:  # installed without a C compiler
 CONTRACT = 3
 if getattr(native_lane, "CONTRACT", None) != CONTRACT:
     native_lane = None
-IN_C = native_lane is not None  # told in the first log line
+IN_C = native_lane is not None  # told by the log's line `listening`
