@@ -108,7 +108,7 @@ class Path:
         """Seconds of this thread for one request of `size`, the mean over `rounds` times all kinds."""
         requests, answer = self.requests[size], stub.COMPLETION
         ask, reply = self.client.data_received, self.backend.data_received
-        clear = self.gateway.log._lines.clear  # what the log's thread would take away
+        clear = self._clear_log
         began = thread_time()
         for _ in range(rounds):
             for request in requests:
@@ -116,6 +116,11 @@ class Path:
                 reply(answer)
             clear()
         return (thread_time() - began) / (rounds * len(requests))
+
+    def _clear_log(self) -> None:
+        """What the log's thread would take away."""
+        self.gateway.log._lines.clear()
+        self.gateway.log._pieces.clear()
 
     def stages(self, size: int) -> dict[str, float]:
         """Seconds by stage, each the median over all kinds (on the wall clock: a preempted request is an outlier)."""
@@ -129,7 +134,7 @@ class Path:
             t2 = perf_counter()
             sent, answered = self.to_backend.at, self.to_client.at
             spent.append((sent - t0, t1 - sent, answered - t1, t2 - answered))
-        self.gateway.log._lines.clear()
+        self._clear_log()
         return dict(zip(STAGES, map(median, zip(*spent, strict=True)), strict=True))
 
     def frame(self, count: int) -> float:

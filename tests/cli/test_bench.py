@@ -60,7 +60,9 @@ def test_answers_without_usage_are_told_apart(router, upstream, capsys):
 def test_failures_are_counted_by_kind_and_the_code_says_that_nothing_succeeded(router, upstream, capsys):
     upstream.script = lambda asked: [answer({"error": {"message": "no"}}, "400 Bad Request")]
     found = bench(router, "-n", "3", "-c", "1", code=1, capsys=capsys)
-    assert found["ok"] == 0 and found["errors"] == {"status 400": 3}
+    assert found["ok"] == 0 and found["errors"] == {"status 400": 3} and found["reasons"] == {"status 400": "no"}
+    assert main(["bench", "--url", router.url, "--model", "m", "-n", "2"]) == 1
+    assert "2 x status 400: no\n" in capsys.readouterr().out
 
 
 def test_a_stream_that_breaks_off_is_no_success(router, upstream, capsys):

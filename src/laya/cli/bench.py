@@ -72,7 +72,8 @@ def lines(url: str, wanted: Wanted, found: dict[str, Any]) -> list[str]:
         if times:
             shown.append(f"{name:<20}p50 {times['p50']:.1f} ms, p95 {times['p95']:.1f} ms, p99 {times['p99']:.1f} ms")
     for kind, count in found["errors"].items():
-        shown.append(f"{'failed':<20}{count} x {kind}")
+        reason = found["reasons"][kind]
+        shown.append(f"{'failed':<20}{count} x {kind}" + (f": {reason}" if reason else ""))
     if found["cut_off"]:
         shown.append(f"{'note':<20}{found['cut_off']} were under way at the end: they are not counted")
     if found["unmeasured"]:

@@ -18,12 +18,13 @@ from typing import Any
 
 import msgspec
 
-from laya.cli.running import Running
+from laya.cli.running import Running, reason_of
 
 # A word a token, near enough for most tokenizers; the first of a prompt is its number, so that no prefix is shared.
 WORDS = ("river", "stone", "light", "table", "green", "paper", "night", "music", "train", "window", "garden", "winter", "bread")
 ANSWER_S = 300.0  # a server may compute for so long before its answer counts as lost
 GRACE_S = 5.0  # after the end, for threads to notice
+MAX_REASON = 64 * 1024  # bytes of an error that are read for its words
 PAUSE_S = 0.1  # after a failure: a server that is gone is not asked a thousand times a second
 
 
@@ -67,6 +68,7 @@ class Load:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._errors: Counter[str] = Counter()
+        self._reasons: dict[str, str] = {}  # of the first of each kind, in the server's words
         self._whole: list[float] = []
         self._first: list[float] = []
         self._between: list[float] = []
@@ -139,8 +141,8 @@ class Load:
         connection.request("POST", "/v1/chat/completions", json.dumps(self._body(number)), headers)
         response = connection.getresponse()
         if response.status != 200:
+            self._fail(f"status {response.status}", reason_of(response.read(MAX_REASON)))
             response.read()
-            self._fail(f"status {response.status}")
             self._over.wait(min(1.0, _retry_after(response)))
         elif not self._wanted.stream:
             told = msgspec.json.decode(response.read(), type=Told)
@@ -201,17 +203,18 @@ class Load:
             else:
                 self._unmeasured += 1
 
-    def _fail(self, kind: str) -> None:
+    def _fail(self, kind: str, reason: str = "") -> None:
         with self._lock:
             if not self._over.is_set():
                 self._errors[kind] += 1
+                self._reasons.setdefault(kind, reason)
 
     def _found(self, seconds: float) -> dict[str, Any]:
         with self._lock:
             times = {"whole answer": self._whole, "first token": self._first, "between tokens": self._between}
             return {
-                "ok": len(self._whole), "errors": dict(self._errors), "seconds": seconds, "unmeasured": self._unmeasured,
-                "cut_off": self._under_way,
+                "ok": len(self._whole), "errors": dict(self._errors), "reasons": dict(self._reasons),
+                "seconds": seconds, "unmeasured": self._unmeasured, "cut_off": self._under_way,
                 "requests_s": len(self._whole) / seconds,
                 "prompt_tokens": self._tokens[0], "prompt_s": self._tokens[0] / seconds,
                 "generated_tokens": self._tokens[1], "generated_s": self._tokens[1] / seconds,

@@ -51,7 +51,7 @@ class Running(msgspec.Struct, frozen=True):
         except (OSError, http.client.HTTPException) as exc:
             raise self.unreachable(exc) from None
         if response.status != 200:
-            text = _message(response.read(65536))
+            text = reason_of(response.read(65536))
             raise CommandFailed(f"{self.url}{path} answers {response.status}: {text}", FAILED)
         return response
 
@@ -98,7 +98,8 @@ def _from_url(text: str, key: str | None) -> Running:
     return Running(parts.hostname, port, key, ssl.create_default_context() if parts.scheme == "https" else None)
 
 
-def _message(body: bytes) -> str:
+def reason_of(body: bytes) -> str:
+    """What the body of an error says, as one printable line."""
     try:
         told: Any = json.loads(body)
         text = " ".join(str(told["error"]["message"]).split())[:300]

@@ -7,7 +7,8 @@ Loop thread only.
 from __future__ import annotations
 
 # Unsent output of one connection at which its source is paused: any that the kernel does not take, whose own buffer keeps a
-# fast reader busy. uvloop writes at once what would pass this mark, all else only when everything that has come was read.
+# fast reader busy. A stream of ours always writes at once; uvloop does so for what would pass this mark, and else only when
+# everything that has come was read.
 HIGH_WATER = 1
 # A read of so much of a body ends its connection's turn: libuv would read up to 32 times on, a quarter of a MiB each, and all
 # others wait. Below it, reading once more is cheaper than another turn.
