@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import os
 import random
@@ -19,7 +18,7 @@ import pytest
 import uvloop
 
 from laya.net.flow import HIGH_WATER
-from laya.net.streams import Listener, Opening, Streams, streams_on
+from laya.net.streams import Listener, Streams, streams_on
 
 pytest.importorskip("laya.net.native_lane", reason="built without a C compiler: apt install gcc")
 
@@ -391,35 +390,53 @@ def test_any_course_of_writes_pauses_and_reads_keeps_every_byte_in_its_place(see
     run(main)
 
 
-def test_a_socket_taken_over_from_the_loop_misses_nothing(tmp_path):
-    """Words and the end that come before it is taken over stay for it."""
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_new_connection_misses_nothing_that_came_with_it(tmp_path, kind):
+    async def main(connect, faults):
+        streams = streams_on(asyncio.get_running_loop())
+        where = ("127.0.0.1", 0) if kind == "tcp" else str(tmp_path / "s")
+        family = socket.AF_INET if kind == "tcp" else socket.AF_UNIX
+        with socket.socket(family) as listener:
+            listener.bind(where)
+            listener.listen()
+            told = Told()
+            connecting = asyncio.ensure_future(streams.connect(family, listener.getsockname(), told))
+            await asyncio.sleep(0)  # the kernel has made it, and nobody was told yet
+            peer, _ = listener.accept()
+            peer.sendall(b"early")
+            peer.close()
+            await connecting
+            await until(lambda: told.is_lost)
+        assert told.events == [("made",), ("data",), ("eof",), ("lost", type(None))] and told.data == b"early"
+        assert isinstance(told.transport.get_extra_info("peername"), tuple) is (kind == "tcp")
+        streams.close()
+
+    run(main)
+
+
+def test_nobody_there_is_told_as_what_it_is(tmp_path):
+    """At once, later, or never: each by its own error, and nothing is left of the try."""
 
     async def main(connect, faults):
-        loop = asyncio.get_running_loop()
-        streams = streams_on(loop)
-        path = str(tmp_path / "s")
-        with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
-            unix.bind(path)
-            unix.listen()
-            for listener in (tcp, unix):
-                if listener is tcp:
-                    transport, opening = await loop.create_connection(Opening, *tcp.getsockname())
-                else:
-                    transport, opening = await loop.create_unix_connection(Opening, path)
-                peer, _ = listener.accept()
-                peer.sendall(b"early")
-                peer.close()
-                await asyncio.sleep(0.05)
-                told = Told()
-                streams.take_over(transport, opening, told)
-                await until(lambda told=told: told.is_lost)
-                assert told.events == [("made",), ("data",), ("eof",), ("lost", type(None))] and told.data == b"early"
-                assert isinstance(told.transport.get_extra_info("peername"), tuple) is (listener is tcp)
-            transport, opening = await loop.create_connection(Opening, *tcp.getsockname())
-            reset(tcp.accept()[0])
+        streams = streams_on(asyncio.get_running_loop())
+        told = Told()
+        with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
+            files = len(os.listdir("/proc/self/fd"))
+            where = full.getsockname()
+            with pytest.raises(FileNotFoundError):
+                await streams.connect(socket.AF_UNIX, str(tmp_path / "nothing"), told)
+            with pytest.raises(TimeoutError):  # the kernel takes no more for this one
+                async with asyncio.timeout(0.2):
+                    await streams.connect(socket.AF_INET, where, told)
+            later = asyncio.ensure_future(streams.connect(socket.AF_INET, where, told))
             await asyncio.sleep(0.05)
-            with pytest.raises(ConnectionResetError):
-                streams.take_over(transport, opening, Told())
+            assert not later.done() and len(os.listdir("/proc/self/fd")) == files + 1
+        with pytest.raises(ConnectionRefusedError):
+            await later  # at the kernel's next try, after a second
+        with pytest.raises(ConnectionRefusedError):
+            await streams.connect(socket.AF_INET, where, told)
+        await asyncio.sleep(0.01)
+        assert len(os.listdir("/proc/self/fd")) == files - 2 and not told.events and not faults
         streams.close()
 
     run(main)
@@ -504,31 +521,6 @@ async def in_thread_free(peer: socket.socket) -> bytes:
             return peer.recv(100)
         except BlockingIOError:
             await asyncio.sleep(0.002)
-
-
-def test_a_connection_that_cannot_be_taken_over_is_closed(monkeypatch):
-    """No number is left for the copy: the loop's own must not stay open for that, where each try would cost one more."""
-
-    async def main(connect, faults):
-        loop = asyncio.get_running_loop()
-        streams = streams_on(loop)
-
-        def no_more(number: int) -> int:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            transport, opening = await loop.create_connection(Opening, *listener.getsockname())
-            peer, _ = listener.accept()
-            monkeypatch.setattr(os, "dup", no_more)
-            with pytest.raises(OSError):
-                streams.take_over(transport, opening, Told())
-            monkeypatch.undo()
-            peer.settimeout(2)
-            assert await in_thread(peer.recv, 1) == b""
-            peer.close()
-        streams.close()
-
-    run(main)
 
 
 @pytest.mark.parametrize("how", ["write", "writelines"])

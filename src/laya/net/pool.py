@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from laya.net.clock import Clock
-from laya.net.streams import Opening, Streams
+from laya.net.streams import Streams
 from laya.net.upstream import Body, Call, Failure, UpstreamConnection
 from laya.wire.messages import Limits
 
@@ -218,29 +218,31 @@ class Pool(PoolState):
     async def _open_connection(self) -> UpstreamConnection:
         """Try each address of the name in turn, each for its share of the connect time-out."""
         address = self.address
-        make: Any = partial(UpstreamConnection, self) if self._streams is None else Opening
         if address.unix is not None:
-            return self._opened(*await self.loop.create_unix_connection(make, address.unix))
+            return await self._connected(socket.AF_UNIX, address.unix)
         found = await self.loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         share = self.settings.connect_timeout_s / len(found)
         failure: OSError = TimeoutError()
-        for *_, where in found:
-            host, port = str(where[0]), int(where[1])
+        for family, *_, where in found:
             try:
                 async with asyncio.timeout(share):
-                    return self._opened(*await self.loop.create_connection(
-                        make, host, port, ssl=self.tls,
-                        server_hostname=address.host if self.tls else None,
-                    ))  # fmt: skip
+                    return await self._connected(family, where)
             except OSError as exc:
                 failure = exc
         raise failure
 
-    def _opened(self, transport: asyncio.Transport, protocol: Any) -> UpstreamConnection:
-        if self._streams is None:
-            return protocol
-        connection = UpstreamConnection(self)
-        self._streams.take_over(transport, protocol, connection)
+    async def _connected(self, family: int, where: Any) -> UpstreamConnection:
+        """A connection to one address. Raises OSError."""
+        make = partial(UpstreamConnection, self)
+        if self._streams is not None:
+            connection = make()
+            await self._streams.connect(family, where, connection)
+        elif family == socket.AF_UNIX:
+            _, connection = await self.loop.create_unix_connection(make, where)
+        else:
+            _, connection = await self.loop.create_connection(
+                make, str(where[0]), int(where[1]), ssl=self.tls, server_hostname=self.address.host if self.tls else None
+            )
         return connection
 
     def _fail(self, call: Call, failure: Failure, message: str) -> None:

@@ -1,6 +1,6 @@
 """Plain sockets, clients' and backends': read and written in C (native/streams.c) where that was built, on Linux.
 
-In: listening sockets, and connections that the loop has made. Out: protocols with a `Stream` as their transport, an
+In: listening sockets, and addresses to connect to. Out: protocols with a `Stream` as their transport, an
 asyncio.Transport in all that this room asks of one. Without C, and under TLS, connections keep the loop's own transports, and
 this room sees no difference. Loop thread only.
 """
@@ -41,40 +41,52 @@ class Streams:
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer = sock.getpeername()
-        self._native.open(sock, protocol, peer)
+        self._native.open(sock, protocol, peer, False)
 
-    def take_over(self, transport: asyncio.Transport, opening: Opening, protocol: Any) -> None:
-        """As `open`, with the socket of a connection that the loop made."""
-        if transport.is_closing():
-            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+    async def connect(self, family: int, where: Any, protocol: Any) -> None:
+        """Connect to the address `where`; `protocol` has the stream then. Raises OSError."""
+        sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
-        finally:
-            transport.abort()  # closes its own number of the socket
-        try:
-            self.open(sock, protocol)
-        except OSError:
+            sock.setblocking(False)
+            if family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            number = sock.connect_ex(where)
+            if number not in (0, errno.EINPROGRESS):
+                raise OSError(number, os.strerror(number))
+            there: asyncio.Future[None] = self._loop.create_future()
+            stream = self._native.open(sock, Connecting(there), where, True)
+        except BaseException:
             sock.close()
             raise
-        if opening.early:
-            protocol.data_received(opening.early)
+        try:
+            await there
+        except BaseException:  # refused, or nobody waits any more
+            stream.abort()
+            raise
+        stream.set_protocol(protocol)
+        protocol.connection_made(stream)
+        stream.resume_reading()
 
     def listen(self, sock: socket.socket, make: Callable[[], Any]) -> Listener:
         """A protocol by `make` for each connection to `sock`, which listens."""
         return Listener(self, self._loop, sock, make)
 
 
-class Opening(asyncio.Protocol):
-    """The protocol of a connection that is taken over in the turn after it is there. What came until then is kept."""
+class Connecting:
+    """The protocol of a stream until it is connected, or is not."""
 
-    def __init__(self) -> None:
-        self.early = b""
+    __slots__ = ("_there",)
 
-    def data_received(self, data: bytes) -> None:
-        self.early += data
+    def __init__(self, there: asyncio.Future[None]) -> None:
+        self._there = there
 
-    def eof_received(self) -> bool:
-        return True  # the socket stays, and tells its end again
+    def connection_made(self, stream: Any) -> None:
+        if not self._there.done():
+            self._there.set_result(None)
+
+    def connection_lost(self, why: Exception | None) -> None:
+        if not self._there.done():
+            self._there.set_exception(why or ConnectionAbortedError(errno.ECONNABORTED, os.strerror(errno.ECONNABORTED)))
 
 
 class Listener:

@@ -41,7 +41,8 @@ static PyObject *n_data_received, *n_receive, *n_eof_received, *n_pause_writing,
 /* Tell the kernel which events count now: none for one that is neither read nor waits to be written, its end included. A
    stream that is watched is kept. -1: it cannot be watched (errno). */
 static int watch_if_possible(Stream *stream) {
-    unsigned int wanted = stream->lost ? 0 : (stream->reading ? EPOLLIN : 0) | (stream->unsent ? EPOLLOUT : 0);
+    unsigned int wanted = (stream->reading ? EPOLLIN : 0) | (stream->unsent || stream->connecting ? EPOLLOUT : 0);
+    if (stream->lost) wanted = 0;
     unsigned int before = stream->watched;
     if (wanted == before) return 0;
     struct epoll_event event = {.events = wanted, .data.ptr = stream};
@@ -298,6 +299,20 @@ static void on_readable(Stream *stream) {
     }
 }
 
+/* The kernel has an answer to connect(2). Reading begins with `resume_reading`: the protocol may be changed until then. */
+static void on_connected(Stream *stream) {
+    int number = 0;
+    socklen_t size = sizeof number;
+    if (getsockopt(stream->fd, SOL_SOCKET, SO_ERROR, &number, &size)) number = errno;
+    if (number) {
+        lose_by(stream, number);
+        return;
+    }
+    stream->connecting = 0;
+    watch(stream);
+    Py_XDECREF(tell(stream, n_connection_made, (PyObject *)stream));
+}
+
 /* -- a stream as Python sees it -------------------------------------------------------------------------------------------- */
 
 static PyObject *py_is_closing(PyObject *self, PyObject *nothing) { return PyBool_FromLong(((Stream *)self)->closing); }
@@ -346,6 +361,11 @@ static PyObject *set_reading(Stream *stream, int reading) {
 static PyObject *py_pause_reading(PyObject *self, PyObject *nothing) { return set_reading((Stream *)self, 0); }
 
 static PyObject *py_resume_reading(PyObject *self, PyObject *nothing) { return set_reading((Stream *)self, 1); }
+
+static PyObject *py_set_protocol(PyObject *self, PyObject *protocol) {
+    Py_SETREF(((Stream *)self)->protocol, Py_NewRef(protocol));
+    Py_RETURN_NONE;
+}
 
 static PyObject *py_get_extra_info(PyObject *self, PyObject *const *given, Py_ssize_t count) {
     if (count < 1 || count > 2 || !PyUnicode_Check(given[0]))
@@ -397,6 +417,7 @@ static PyMethodDef stream_methods[] = {
     {"close", py_close, METH_NOARGS, NULL}, {"abort", py_abort, METH_NOARGS, NULL},
     {"can_write_eof", py_can_write_eof, METH_NOARGS, NULL}, {"write_eof", py_write_eof, METH_NOARGS, NULL},
     {"pause_reading", py_pause_reading, METH_NOARGS, NULL}, {"resume_reading", py_resume_reading, METH_NOARGS, NULL},
+    {"set_protocol", py_set_protocol, METH_O, NULL},
     {"get_extra_info", (PyCFunction)(void (*)(void))py_get_extra_info, METH_FASTCALL, NULL},
     {"_end", py_end, METH_O, "The loop's next turn after the end: the protocol hears of it."},
     {NULL, NULL, 0, NULL},
@@ -432,7 +453,8 @@ static PyObject *streams_new(PyTypeObject *class, PyObject *given, PyObject *nam
 
 static PyObject *py_open(PyObject *self, PyObject *given) {
     PyObject *socket, *protocol, *peer;
-    if (!PyArg_ParseTuple(given, "OOO", &socket, &protocol, &peer)) return NULL;
+    int connecting;
+    if (!PyArg_ParseTuple(given, "OOOp", &socket, &protocol, &peer, &connecting)) return NULL;
     PyObject *number = PyObject_CallMethodNoArgs(socket, n_fileno);
     if (!number) return NULL;
     long fd = PyLong_AsLong(number);
@@ -448,7 +470,8 @@ static PyObject *py_open(PyObject *self, PyObject *given) {
     stream->pieces = PyList_New(0);
     stream->high = 64 * 1024;
     stream->fd = (int)fd;
-    stream->reading = 1;
+    stream->connecting = (char)connecting;
+    stream->reading = !connecting;
     PyObject_GC_Track(stream);
     if (!stream->pieces) {
         Py_DECREF(stream);
@@ -459,7 +482,7 @@ static PyObject *py_open(PyObject *self, PyObject *given) {
         Py_DECREF(stream);
         return NULL;
     }
-    Py_XDECREF(tell(stream, n_connection_made, (PyObject *)stream));
+    if (!connecting) Py_XDECREF(tell(stream, n_connection_made, (PyObject *)stream));
     return (PyObject *)stream;
 }
 
@@ -472,6 +495,7 @@ static int turn(Streams *streams) {
         Stream *stream = events[i].data.ptr;
         unsigned int what = events[i].events;
         int failed = what & (EPOLLERR | EPOLLHUP); /* told unasked: the system call finds out what it is */
+        if (stream->connecting) on_connected(stream);
         if (stream->reading && (what & EPOLLIN || failed)) on_readable(stream);
         if (stream->unsent && (what & EPOLLOUT || failed)) on_writable(stream);
         Py_DECREF(stream);
@@ -508,7 +532,9 @@ static void streams_dealloc(PyObject *self) {
 }
 
 static PyMethodDef streams_methods[] = {
-    {"open", py_open, METH_VARARGS, "open(socket, protocol, peername) -> Stream: on the loop from now on, owner of the socket."},
+    {"open", py_open, METH_VARARGS,
+     "open(socket, protocol, peername, connecting) -> Stream: on the loop from now on, and owner of the socket. One that is\n"
+     "connecting is paused when it is connected."},
     {"run", py_run, METH_NOARGS, "What came for any stream, as far as one turn of the loop goes."},
     {"fileno", py_fileno, METH_NOARGS, "Readable when `run` has something to do."},
     {NULL, NULL, 0, NULL},

@@ -25,7 +25,7 @@ typedef struct {
     Py_ssize_t unsent, high;            /* bytes; where the protocol is asked to pause */
     int fd;
     unsigned int watched; /* the events that the kernel tells of */
-    char reading, eof_read, told_to_pause; /* the last: its protocol may not write more for now */
+    char connecting, reading, eof_read, told_to_pause; /* the last: its protocol may not write more for now */
     char eof_written, closing, lost;       /* no more is written; nor read; its end is told, or will be in the next turn */
 } Stream;
 
