@@ -79,18 +79,18 @@ async def _run(port: int, streams: int, frames: int, dense: bool) -> dict[str, f
     loop = asyncio.get_running_loop()
     clients = [(await loop.create_connection(StreamClient, "127.0.0.1", port))[1] for _ in range(streams)]
 
-    async def one(client: StreamClient, number: int, count: int) -> None:
-        if not dense:
-            await asyncio.sleep(STAGGER_S * number)
+    async def one(client: StreamClient, number: int, count: int, stagger_s: float) -> None:
+        await asyncio.sleep(stagger_s * number)
         await client.stream(http(streamed(count, number, dense), port, number % 16), count)
 
     async with asyncio.timeout(LIMIT_S):
-        await asyncio.gather(*(one(client, number, 2) for number, client in enumerate(clients)))
+        await asyncio.gather(*(one(client, number, 2, 0.0) for number, client in enumerate(clients)))  # all at the same time
         for client in clients:
             client.delays.clear()
             client.first.clear()
         began = time.monotonic_ns()
-        await asyncio.gather(*(one(client, number, frames) for number, client in enumerate(clients)))
+        stagger_s = 0.0 if dense else STAGGER_S
+        await asyncio.gather(*(one(client, number, frames, stagger_s) for number, client in enumerate(clients)))
         took = time.monotonic_ns() - began
     for client in clients:
         client.transport.close()
