@@ -127,6 +127,11 @@ def _plain(up):
     up.asked.clear()
 
 
+def posts(up: ScriptedUpstream) -> list:
+    """What was asked, without the health probes that come in between."""
+    return [asked for asked in up.asked if asked.method == "POST"]
+
+
 def steps(laya: Laya) -> list[tuple[str, bool]]:
     return [(line["step"], line["taken"]) for line in lane_lines(laya)]
 
@@ -168,7 +173,7 @@ def talk(laya: Laya, up: ScriptedUpstream, requests: list[bytes], script) -> tup
             else:
                 status, headers, payload = read_response(sock)
                 heard += b"%d %r %b\n" % (status, sorted(headers.items()), payload)
-    asked = [(CHANGING.sub(b"", one.head), one.body) for one in up.asked if one.method == "POST"]
+    asked = [(CHANGING.sub(b"", one.head), one.body) for one in posts(up)]
     grown = {name: value - counted.get(name, 0) for name, value in counts(laya).items() if value != counted.get(name, 0)}
     ended = mark(laya)
     assert laya.wait_for(lambda: ended in [line["id"] for line in laya.events("request")])
@@ -357,7 +362,7 @@ def test_an_answer_in_two_pieces_goes_the_long_way_back(laned, up):
 def test_a_kept_connection_that_died_is_tried_again_fresh(laned, up):
     """(case 8) What the lane sent is a call like any other: nothing is lost when the backend had just closed."""
     ask_twice(laned, post(body()))
-    up.script = lambda asked: [Reset()] if len(up.asked) == 1 else [answer(completion("again"))]
+    up.script = lambda asked: [Reset()] if len(posts(up)) == 1 else [answer(completion("again"))]
     up.asked.clear()
     with laned.connect() as sock:
         sock.sendall(post(body()))
@@ -383,8 +388,8 @@ def test_a_client_that_leaves_cancels_what_the_lane_sent(laned, up):
     up.asked.clear()
     with laned.connect() as sock:
         sock.sendall(post(body()))
-        assert up.wait_for(lambda: len(up.asked) == 1)
-    assert up.wait_for(lambda: up.asked[0].closed_at is not None, 3)
+        assert up.wait_for(lambda: len(posts(up)) == 1)
+    assert up.wait_for(lambda: posts(up)[0].closed_at is not None, 3)
     assert laned.wait_for(lambda: laned.metric("laya_requests_total", outcome="client_closed", route="named") >= 1)
     assert laned.metric("laya_backend_inflight", backend="up0") == 0 and laned.metric("laya_buffered_bytes") == 0
 
@@ -417,7 +422,7 @@ def test_a_share_goes_to_each_of_several_targets(tmp_path, program):
             for _ in range(40):
                 sock.sendall(post(body("both-of-them")))
                 assert read_response(sock)[0] == 200
-        shares = [sum(asked.method == "POST" for asked in up.asked) for up in (one, two)]
+        shares = [len(posts(up)) for up in (one, two)]
         assert sum(shares) == 40 and min(shares) >= 15
         assert steps(laya).count(("ask", True)) >= 30
 
@@ -501,7 +506,7 @@ def test_a_mistake_while_sending_is_a_clean_500_and_nothing_leaks(up, program, t
         up.script = lambda asked: [Sleep(0.5), answer(completion("hi"))]
         with laya.connect() as one, laya.connect() as two:
             one.sendall(post(body()))  # on the one idle connection; the next call has to wait in line
-            assert up.wait_for(lambda: len([asked for asked in up.asked if asked.method == "POST"]) == 4)
+            assert up.wait_for(lambda: len(posts(up)) == 4)
             two.sendall(post(body()))
             assert read_response(two)[0] == 500
             assert read_response(one)[0] == 200
@@ -559,7 +564,7 @@ def test_what_the_lane_sent_is_the_last_of_its_connection_in_a_drain(up, program
         up.asked.clear()
         with laya.connect() as sock:
             sock.sendall(post(body()))
-            assert up.wait_for(lambda: len(up.asked) == 1)
+            assert up.wait_for(lambda: len(posts(up)) == 1)
             laya.process.send_signal(signal.SIGTERM)
             status, headers, _ = read_response(sock)
             assert (status, headers[b"connection"]) == (200, b"close") and sock.recv(1) == b""
