@@ -301,7 +301,7 @@ def prepared(connection: type) -> Callable[[Any, bytes], bool]:
         UpstreamConnection, Call, Histogram, LaneExchange, ChunkedBody, StreamWatch, Clock, Pool,
     )  # fmt: skip
     native_lane.prepare({
-        **{known.__name__: known for known in classes}, "ClientConnection": connection, "in_python": ask_in_python,
+        **{known.__name__: known for known in classes}, "ClientConnection": connection,
         "lane_of": lane_of, "named": named, "is_stream": is_stream, "WAITING": WAITING, "DONE": DONE, "NEVER": NEVER,
         "READ_ON_LOOP": READ_ON_LOOP, "JOIN_BELOW": JOIN_BELOW, "IDLE_S": IDLE_S, "PHASE_HEAD": parser.HEAD,
         "PHASE_BODY": parser.BODY, "PHASE_DONE": parser.DONE, "STREAMING": STREAMING, "WATCH_TAIL": WATCH_TAIL,

@@ -13,7 +13,7 @@
 #include "slots.h"
 #include "streams.h"
 
-#define CONTRACT 3 /* as in_c.py has it */
+#define CONTRACT 4 /* as in_c.py has it */
 #define JOINED_BELOW 2048 /* bytes of a body that is copied behind its head; a longer one is a second part of one system call */
 
 static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head, c_keep_alive, c_head_only, c_chunked,
@@ -78,14 +78,14 @@ static const Slot SLOTS[] = {
 /* What `prepare` gives: classes, the long way's functions, and the room's numbers. */
 #define GIVEN(X) X(ClientConnection) X(Inbound) X(Outbound) X(Limits) X(Request) X(Response) X(HeadPlan) X(RoutingFields) \
     X(Ledger) X(Breaker) X(Lane) X(Leg) X(UpstreamConnection) X(Call) X(Histogram) X(LaneExchange) X(Clock) X(Pool) \
-    X(in_python) X(lane_of) X(named) X(is_stream) X(WAITING) X(DONE) X(NEVER) X(READ_ON_LOOP) X(JOIN_BELOW) X(IDLE_S) \
+    X(lane_of) X(named) X(is_stream) X(WAITING) X(DONE) X(NEVER) X(READ_ON_LOOP) X(JOIN_BELOW) X(IDLE_S) \
     X(PHASE_HEAD) X(PHASE_BODY) X(PHASE_DONE) X(ChunkedBody) X(StreamWatch) X(STREAMING) X(WATCH_TAIL) X(LARGE_READ) \
     X(watcher)
 /* Attributes of classes without __slots__. */
 #define NAMED(X) X(limits) X(ledger) X(clock) X(now) X(settings) X(draining) X(keepalive_timeout_s) X(table) X(staging) \
     X(caching) X(selection) X(turn) X(choose) X(log) X(info_on) X(watchers) X(recent) X(append) X(line) X(line_up) X(send) \
     X(give_back) X(write) X(writelines) X(is_closing) X(get_write_buffer_size) X(run) X(count) X(_sse) X(_rename) \
-    X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s) X(on_fault) X(popleft) X(knows) X(fault)
+    X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s) X(on_fault) X(popleft) X(knows) X(_begin) X(fault)
 #define DECLARE(name) static PyObject *G_##name;
 GIVEN(DECLARE)
 #undef DECLARE
@@ -426,22 +426,22 @@ static int send_out(Asked *asked, Py_ssize_t length) {
     return failed;
 }
 
-/* 1: the cache has the answer to this body; 0: not; -1: an exception. */
-static int is_known(PyObject *caching, PyObject *plan, const Whole *found) {
-    PyObject *body = PyBytes_FromStringAndSize(found->body, found->length), *given[] = {caching, plan, body};
-    Py_INCREF(caching); /* a reload may let go of it */
-    int known = body ? is_true(PyObject_VectorcallMethod(N_knows, given, 3, NULL)) : -1;
+/* 1: the cache had the answer to this body, and it was given; 0: it has none; -1: an exception. */
+static int answer_known(PyObject *caching, const Asked *asked, const Whole *found) {
+    PyObject *connection = asked->connection, *request = asked->request;
+    PyObject *body = PyBytes_FromStringAndSize(found->body, found->length);
+    Py_INCREF(caching); /* a reload may let go of it, the memo of the request */
+    Py_INCREF(request);
+    PyObject *asking[] = {caching, asked->plan, body}, *beginning[] = {connection, request, body};
+    int known = body ? is_true(PyObject_VectorcallMethod(N_knows, asking, 3, NULL)) : -1;
+    if (known > 0) {
+        set(asked->inbound, p_phase, at_done);
+        if (done_with(PyObject_VectorcallMethod(N__begin, beginning, 3, NULL))) known = -1;
+    }
+    Py_DECREF(request);
     Py_DECREF(caching);
     Py_XDECREF(body);
     return known;
-}
-
-/* As take_request. */
-static int take_in_python(PyObject *connection, const char *data, Py_ssize_t size) {
-    PyObject *all = PyBytes_FromStringAndSize(data, size), *given[] = {connection, all};
-    int taken = all ? is_true(PyObject_Vectorcall(G_in_python, given, 2, NULL)) : -1;
-    Py_XDECREF(all);
-    return taken;
 }
 
 /* 1: the request is on its way; 0: the long way; -1: an exception. */
@@ -465,8 +465,8 @@ static int take_request(PyObject *connection, const char *data, Py_ssize_t size)
     if (!table || !caching) return -1;
     if (AT(asked.plan, h_owner) != table) return 0;
     if (caching != Py_None) {
-        int known = is_known(caching, asked.plan, &found);
-        if (known) return known < 0 ? -1 : take_in_python(connection, data, size);
+        int answered = answer_known(caching, &asked, &found);
+        if (answered) return answered;
     }
     if (PyLong_AsSsize_t(AT(asked.ledger, d_held)) + found.length > PyLong_AsSsize_t(AT(asked.ledger, d_limit))) return 0;
     int there = routing_of(found.body, found.length, &asked.model, &asked.stream);

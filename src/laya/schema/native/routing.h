@@ -69,7 +69,7 @@ static At escape(At p, At end) {
 }
 
 #ifdef __SSE2__
-/* The bytes of two vectors for which `vector` is all ones, as bits. */
+/* Which bytes of two vectors have their highest bit set, as 64 bits. */
 #define BITS(low, high) ((uint32_t)_mm256_movemask_epi8(low) | (uint64_t)(uint32_t)_mm256_movemask_epi8(high) << 32)
 #define EQUAL(letter) BITS(_mm256_cmpeq_epi8(low, _mm256_set1_epi8(letter)), _mm256_cmpeq_epi8(high, _mm256_set1_epi8(letter)))
 
