@@ -14,6 +14,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from laya import __version__, dependencies
@@ -34,6 +35,7 @@ from laya.net.backends import make_backends
 from laya.net.clock import Clock
 from laya.net.guests import GuestWorker
 from laya.net.in_c import IN_C
+from laya.net.loop import new_loop
 from laya.net.room import Memory
 from laya.net.server import Server
 from laya.net.streams import streams_on
@@ -53,13 +55,11 @@ def run(config: Config, role: str, read: Callable[[], Config]) -> int:
 
     Raises StartError for what keeps the process from starting."""
     dependencies.check(dependencies.ROUTER)
-    import uvloop
-
     log = Log(config.server.log_level)
     log.start()
     forward_logging(log)
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=partial(new_loop, tls=_uses_tls(config))) as runner:
             return runner.run(serve(config, role, log, read))
     finally:
         log.stop()
@@ -281,6 +281,10 @@ def _log_fault(log: Log, context: dict) -> None:
     trace = fault.__traceback__ if fault is not None else None
     places = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in traceback.extract_tb(trace)][-4:]
     log.event("error", "fault", kind=type(fault).__name__, where=places, text=context.get("message", ""))
+
+
+def _uses_tls(config: Config) -> bool:
+    return bool(config.server.tls.certificate) or any((b.url or "").startswith("https:") for b in config.backends.values())
 
 
 def _is_loopback(host: str) -> bool:

@@ -18,12 +18,22 @@ import pytest
 import uvloop
 
 from laya.net.flow import HIGH_WATER
+from laya.net.loop import Loop
 from laya.net.streams import Listener, Streams, streams_on
 
 pytest.importorskip("laya.net.native_lane", reason="built without a C compiler: apt install gcc")
 
 LIMIT_S = 20
 WAYS = ["loop", "streams"]
+
+
+@pytest.fixture(autouse=True, params=["laya", "uvloop"])
+def on_each_loop(request, monkeypatch) -> None:
+    """Each test runs on both loops that a process may have."""
+    monkeypatch.setitem(globals(), "new_loop", {"laya": Loop, "uvloop": uvloop.new_event_loop}[request.param])
+
+
+new_loop: Callable[[], asyncio.AbstractEventLoop] = Loop
 
 
 class Told:
@@ -96,7 +106,8 @@ def run(main: Callable[..., Any]) -> Any:
             await asyncio.sleep(0.02)
             streams.close()
 
-    return uvloop.run(timed())
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(timed())
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from laya.net.in_c import native_lane
+from laya.net.loop import Loop
 
 # Connections accepted in one turn of the loop: each takes some ten microseconds.
 ACCEPTS_A_TURN = 64
@@ -27,12 +28,16 @@ class Streams:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._native = native_lane.Streams(loop)
-        loop.add_reader(self._native.fileno(), self._native.run)
+        if isinstance(loop, Loop):
+            self._native = loop.streams
+        else:
+            self._native = native_lane.Streams(loop)
+            loop.add_reader(self._native.fileno(), self._native.run)
 
     def close(self) -> None:
-        """Nothing is read or written any more."""
-        self._loop.remove_reader(self._native.fileno())
+        """Nothing is read or written any more, unless the loop is their own and sees to them to its end."""
+        if not isinstance(self._loop, Loop):
+            self._loop.remove_reader(self._native.fileno())
 
     def open(self, sock: socket.socket, protocol: Any) -> None:
         """`sock` is connected, and is the stream's from now on. Raises OSError when it cannot be watched."""

@@ -1,9 +1,13 @@
 /* Sockets on the loop with nothing of the loop's between the kernel and the lane.
 
    A transport of uvloop takes some three microseconds a request beside the four system calls: each read is two callbacks, each
-   with the interpreter's lock taken and let go of, and an object for what came. Here all sockets are in one epoll set, which is
-   itself one file of the loop's own: when something came for any of them the loop calls `run` once, and what came is read into
-   one buffer, offered to the lane where it lies, and answered by `send`. Timers, TLS, names and processes stay the loop's.
+   with the interpreter's lock taken and let go of, and an object for what came. Here all sockets are in one epoll set. What came
+   is read into one buffer, offered to the lane where it lies, and answered by `send`. Timers, TLS, names and processes stay the
+   loop's.
+
+   `laya/net/loop.py` waits in that set (`wait`), with the loop's own files as one member of it: the kernel is asked once for
+   both, and Python's part of a turn is left out while nothing but streams has something. On any other loop it is the set that
+   is one file of the loop's (`run`).
 
    A `Stream` behaves as asyncio's transports do: what a protocol is told, when, and in which order. What is written goes out at
    once as far as the kernel takes it; the rest waits, with `pause_writing` and `resume_writing`. The events are level-triggered,
@@ -14,24 +18,27 @@
 #include "streams.h"
 
 #include <errno.h>
+#include <math.h>
 #include <structmember.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
-    EVENTS = 128,             /* after which `run` ends; the rest come in the loop's next turn */
+    EVENTS = 128,             /* after which `run` or `wait` ends; the rest come in the loop's next turn */
     EVENTS_UNDISTURBED = 16,  /* then other threads may have the interpreter */
     READ_BYTES = 64 * 1024,
     SEND_BYTES = 256 * 1024,  /* of one system call: to copy a megabyte holds the loop for half a millisecond */
     PIECES = 16,              /* of one system call */
+    LONGEST_WAIT = 24 * 3600, /* s */
 };
 
 struct Streams {
     PyObject_HEAD
     PyObject *loop;
-    int epoll;
+    int epoll, leave; /* `wait` is to end: the loop has something to do */
     char incoming[READ_BYTES];
 };
 
@@ -438,12 +445,14 @@ PyTypeObject StreamType = {
 
 static PyObject *streams_new(PyTypeObject *class, PyObject *given, PyObject *named) {
     PyObject *loop;
-    if (!PyArg_ParseTuple(given, "O", &loop)) return NULL;
+    int files = -1;
+    if (!PyArg_ParseTuple(given, "O|i", &loop, &files)) return NULL;
     Streams *streams = (Streams *)class->tp_alloc(class, 0);
     if (!streams) return NULL;
     streams->loop = Py_NewRef(loop);
     streams->epoll = epoll_create1(EPOLL_CLOEXEC);
-    if (streams->epoll < 0) {
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+    if (streams->epoll < 0 || (files >= 0 && epoll_ctl(streams->epoll, EPOLL_CTL_ADD, files, &event))) {
         PyErr_SetFromErrno(PyExc_OSError);
         Py_DECREF(streams);
         return NULL;
@@ -486,29 +495,70 @@ static PyObject *py_open(PyObject *self, PyObject *given) {
     return (PyObject *)stream;
 }
 
-/* What has come by now. How many events: */
-static int turn(Streams *streams) {
-    struct epoll_event events[EVENTS];
-    int count = epoll_wait(streams->epoll, events, EVENTS, 0);
-    for (int i = 0; i < count; i++) Py_INCREF(events[i].data.ptr); /* one may end another */
+static void on_event(Stream *stream, unsigned int what) {
+    int failed = what & (EPOLLERR | EPOLLHUP); /* told unasked: the system call finds out what it is */
+    if (stream->connecting) on_connected(stream);
+    if (stream->reading && (what & EPOLLIN || failed)) on_readable(stream);
+    if (stream->unsent && (what & EPOLLOUT || failed)) on_writable(stream);
+}
+
+/* Tell the streams. 1: the loop's own files have something too. */
+static int hand_out(struct epoll_event *events, int count) {
+    int files = 0;
+    for (int i = 0; i < count; i++) Py_XINCREF(events[i].data.ptr); /* one may end another */
     for (int i = 0; i < count; i++) {
-        Stream *stream = events[i].data.ptr;
-        unsigned int what = events[i].events;
-        int failed = what & (EPOLLERR | EPOLLHUP); /* told unasked: the system call finds out what it is */
-        if (stream->connecting) on_connected(stream);
-        if (stream->reading && (what & EPOLLIN || failed)) on_readable(stream);
-        if (stream->unsent && (what & EPOLLOUT || failed)) on_writable(stream);
-        Py_DECREF(stream);
+        if (events[i].data.ptr) on_event(events[i].data.ptr, events[i].events);
+        else files = 1;
+        Py_XDECREF(events[i].data.ptr);
         if (i % EVENTS_UNDISTURBED == EVENTS_UNDISTURBED - 1) {
             Py_BEGIN_ALLOW_THREADS
             Py_END_ALLOW_THREADS
         }
     }
-    return count;
+    return files;
 }
 
 static PyObject *py_run(PyObject *self, PyObject *nothing) {
-    for (int done = 0, count; done < EVENTS && (count = turn((Streams *)self)) > 0; done += count) continue;
+    struct epoll_event events[EVENTS];
+    for (int done = 0, count; done < EVENTS; done += count) {
+        count = epoll_wait(((Streams *)self)->epoll, events, EVENTS, 0);
+        if (count <= 0) break;
+        hand_out(events, count);
+    }
+    Py_RETURN_NONE;
+}
+
+static double seconds(void) {
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return (double)at.tv_sec + (double)at.tv_nsec / 1e9;
+}
+
+static PyObject *py_wait(PyObject *self, PyObject *given) {
+    Streams *streams = (Streams *)self;
+    double left = given == Py_None ? LONGEST_WAIT : PyFloat_AsDouble(given);
+    if (PyErr_Occurred()) return NULL;
+    left = left < 0 ? 0 : left > LONGEST_WAIT ? LONGEST_WAIT : left;
+    double until = left > 0 ? seconds() + left : 0;
+    int files = 0, done = 0;
+    streams->leave = 0;
+    do {
+        struct epoll_event events[EVENTS];
+        int count;
+        Py_BEGIN_ALLOW_THREADS
+        count = epoll_wait(streams->epoll, events, EVENTS, (int)ceil(left * 1e3));
+        Py_END_ALLOW_THREADS
+        if (count < 0 && errno != EINTR) return PyErr_SetFromErrno(PyExc_OSError);
+        if (count <= 0) break; /* late enough, or a signal, which the interpreter looks for when we are back */
+        files = hand_out(events, count);
+        done += count;
+        if (left > 0) left = until - seconds();
+    } while (left > 0 && !files && !streams->leave && done < EVENTS);
+    return PyBool_FromLong(files);
+}
+
+static PyObject *py_leave(PyObject *self, PyObject *nothing) {
+    ((Streams *)self)->leave = 1;
     Py_RETURN_NONE;
 }
 
@@ -535,6 +585,9 @@ static PyMethodDef streams_methods[] = {
     {"open", py_open, METH_VARARGS,
      "open(socket, protocol, peername, connecting) -> Stream: on the loop from now on, and owner of the socket. One that is\n"
      "connecting is paused when it is connected."},
+    {"wait", py_wait, METH_O,
+     "wait(timeout: float | None) -> whether the loop's own files have something. Streams are served meanwhile."},
+    {"leave", py_leave, METH_NOARGS, "`wait` ends when the streams that have something now are served."},
     {"run", py_run, METH_NOARGS, "What came for any stream, as far as one turn of the loop goes."},
     {"fileno", py_fileno, METH_NOARGS, "Readable when `run` has something to do."},
     {NULL, NULL, 0, NULL},
@@ -542,7 +595,7 @@ static PyMethodDef streams_methods[] = {
 
 static PyTypeObject StreamsType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "laya.net.native_lane.Streams",
-    .tp_doc = "Streams(loop): the sockets of one loop.",
+    .tp_doc = "Streams(loop, files=-1): the sockets of one loop. `files`: what is readable when a file of the loop's own is.",
     .tp_basicsize = sizeof(Streams),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = streams_new,

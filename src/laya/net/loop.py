@@ -1,0 +1,51 @@
+"""The event loop, where plain sockets are read and written in C (`laya.net.streams`).
+
+It is asyncio's own, in pure Python, but for where it waits: in C, in one epoll set with all streams and, as one more member, the
+loop's other files (listeners, wake-ups, signals). A turn of Python is taken only when one of these, a timer or a callback is
+due, so under load it hardly runs; uvloop, quicker by the turn, would ask the kernel once for its files and once for the streams.
+Loop thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable
+from typing import Any
+
+from laya.net.in_c import native_lane
+
+
+class Files(selectors.EpollSelector):
+    """The loop's own files; the streams are served where it waits for them."""
+
+    streams: Any
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        return super().select(0) if self.streams.wait(timeout) else []
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """`streams`: those of `laya.net.native_lane`. What is due from within a stream's callback ends the wait."""
+
+    def __init__(self) -> None:
+        files = Files()
+        super().__init__(files)
+        self.streams = files.streams = native_lane.Streams(self, files.fileno())
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:
+        self.streams.leave()
+        return super().call_soon(callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        self.streams.leave()
+        return super().call_at(when, callback, *args, context=context)
+
+
+def new_loop(*, tls: bool) -> asyncio.AbstractEventLoop:
+    """For a process whose connections are plain, or (mostly) under TLS: asyncio's takes twice the time of uvloop's."""
+    if not tls and hasattr(native_lane, "Streams"):
+        return Loop()
+    import uvloop
+
+    return uvloop.new_event_loop()
