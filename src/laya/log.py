@@ -30,7 +30,13 @@ FLUSH_S = 0.2
 STOP_S = 5.0
 
 
-class Log:
+class LogState:
+    """What each request asks for, in slots for the lane. `lines`: fewer than BATCH, or a moment more."""
+
+    __slots__ = ("info_on", "lines")
+
+
+class Log(LogState):
     """A line is made where it arises: a thread that made them later would hold the interpreter for milliseconds, and the loop
     would wait for it. The writer thread only writes."""
 
@@ -39,7 +45,7 @@ class Log:
         self.info_on = self.threshold <= 20
         self.dropped = 0
         self._fd = fd
-        self._lines: deque[bytes] = deque()  # fewer than BATCH, or a moment more
+        self.lines: deque[bytes] = deque()
         self._pieces: deque[bytes] = deque()
         self._order = threading.Lock()  # lines become pieces in the order they came, whoever joins them
         self._stop = threading.Event()
@@ -66,10 +72,15 @@ class Log:
                 self.dropped += 1
 
     def line(self, line: bytes) -> None:
-        """One that is ready made, with its end."""
-        self._lines.append(line)
-        # A finalizer may log in the midst of `_join`, in its thread: who joins them already takes the next ones in a moment.
-        if len(self._lines) >= BATCH and self._order.acquire(blocking=False):
+        """One that is ready made, with its end. The lane in C does the same."""
+        self.lines.append(line)
+        if len(self.lines) >= BATCH:
+            self.join()
+
+    def join(self) -> None:
+        """A piece of the lines that are there. A finalizer may log in the midst of it, in its thread: who joins lines already
+        takes the next ones in a moment."""
+        if self._order.acquire(blocking=False):
             try:
                 self._join()
             finally:
@@ -77,7 +88,7 @@ class Log:
 
     def _join(self) -> None:
         """Lines that are there become a piece; `_order` is held. Their number is all that is lost where there is no room."""
-        lines = [self._lines.popleft() for _ in range(min(len(self._lines), BATCH))]
+        lines = [self.lines.popleft() for _ in range(min(len(self.lines), BATCH))]
         if len(self._pieces) >= MAX_PIECES:
             self.dropped += len(lines)
         elif lines:
@@ -90,7 +101,7 @@ class Log:
 
     def _flush(self) -> None:
         with self._order:
-            for _ in range(0, len(self._lines), BATCH):
+            for _ in range(0, len(self.lines), BATCH):
                 self._join()
         pieces = self._pieces
         while pieces:

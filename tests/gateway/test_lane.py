@@ -483,8 +483,14 @@ def test_lanes_of_one_head_share_it():
 def planted(program: str, where: str, when: str) -> tuple[str, str]:
     """`program`, where the method `where` raises once, when `when` holds of its second argument and how often it was called."""
     plant = f"""
-from laya.log import Log
+from collections import deque
+
+import laya.log
 from laya.net.pool import Pool
+class Lines(deque):
+    def append(self, line):
+        deque.append(self, line)
+laya.log.deque = Lines
 real, count = {where}, 0
 def failing(owner, given):
     global count
@@ -542,7 +548,7 @@ Selection.choose = failing
 def test_a_mistake_in_the_books_ends_the_connection_and_nothing_leaks(up, program, tmp_path, lane):
     """The answer has gone out by then: it is whole, and the next request finds another connection."""
     program = program if lane == "on" else OFF
-    with running(config(up), tmp_path, program=planted(program, "Log.line", "b'chat/completions' in given")) as laya:
+    with running(config(up), tmp_path, program=planted(program, "Lines.append", "b'chat/completions' in given")) as laya:
         with laya.connect() as sock:
             for _ in range(2):
                 sock.sendall(post(body()))

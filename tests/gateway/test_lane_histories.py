@@ -127,6 +127,16 @@ class Wire:
     def set_write_buffer_limits(self, high=None, low=None) -> None: ...
 
 
+class Lines:
+    """Those of a log, told at once."""
+
+    def __init__(self, append: Callable[[bytes], None]) -> None:
+        self.append = append
+
+    def __len__(self) -> int:
+        return 0
+
+
 class World:
     """Clients, backends and time around one server, moved by `chance` alone."""
 
@@ -141,7 +151,7 @@ class World:
         for pool in self.pools:
             pool._grow = lambda: None  # connections come by `serve`
         self.gateway.run, self.gateway.count = b"req-x", itertools.count(1)
-        self.gateway.log.line = lambda line: self.notes.append(("log", "", CHANGING.sub(b"", line)))
+        self.gateway.log.lines = Lines(lambda line: self.notes.append(("log", "", CHANGING.sub(b"", line))))
         self.gateway.later = self.later
         self.gateway.offload = lambda work, done: self.work.append(lambda: done(work()))
         server.clock.now = 1000.0

@@ -100,12 +100,12 @@ def test_a_line_that_arises_while_others_are_joined_waits_for_nobody():
 
     class Interrupted(deque):
         def popleft(self) -> bytes:
-            if len(log._lines) == BATCH - 2:
+            if len(log.lines) == BATCH - 2:
                 for _ in range(BATCH):
                     log.line(b"amidst\n")
             return super().popleft()
 
-    log._lines = Interrupted()
+    log.lines = Interrupted()
     done = threading.Thread(target=lambda: [log.line(b"line\n") for _ in range(BATCH)], daemon=True)
     done.start()
     done.join(5)

@@ -57,7 +57,13 @@ Offload = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 OffloadGuest = Callable[[Callable[[], Any], Callable[[Any], None], float, Callable[[], LayaError]], None]
 
 
-class Gateway:
+class GatewayState:
+    """What each request asks for, in slots for the lane."""
+
+    __slots__ = ("table", "staging", "selection", "log", "watchers", "recent", "run", "count")
+
+
+class Gateway(GatewayState):
     """`offload(work, done)` runs `work` in the preparation worker and `done(result or LayaError)` on the loop; so does
     `offload_guest(work, done, limit_s, late)` in a worker for what may hang, with `done(late())` after so long;
     `later(seconds, call)` runs `call` on the loop after a while, and its result can be cancelled."""

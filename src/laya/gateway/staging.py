@@ -54,6 +54,8 @@ def _redactor(settings):
 
 
 class Staging:
+    __slots__ = ("redacted", "metering", "caching", "_gateway", "_stages")
+
     def __init__(self, gateway, stages: Stages) -> None:
         self.redacted: dict[str, int] = {}  # kind -> values found so far
         self.metering = Metering()

@@ -11,7 +11,7 @@ except ImportError:  # installed without a C compiler
     native_lane = None
 # What the C expects of our classes, and we of it: raised here and in lane.c with every change of that. A build of other sources
 # is not used.
-CONTRACT = 4
+CONTRACT = 5
 if getattr(native_lane, "CONTRACT", None) != CONTRACT:
     native_lane = None
 IN_C = native_lane is not None  # told by the log's line `listening`

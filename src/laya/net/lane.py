@@ -29,10 +29,12 @@ from typing import Any
 
 from laya.errors import InvalidRequest
 from laya.gateway.exchange import DONE, STREAMING, WAITING
+from laya.gateway.front import Gateway
 from laya.gateway.plan import HeadPlan
 from laya.gateway.proxy import ProxyExchange
+from laya.gateway.staging import Staging
 from laya.gateway.vigil import is_stream
-from laya.log import access_line, who
+from laya.log import BATCH, Log, access_line, who
 from laya.net.clock import NEVER, Clock
 from laya.net.flow import JOIN_BELOW, LARGE_READ, Ledger
 from laya.net.in_c import native_lane
@@ -59,6 +61,12 @@ MOST_CLIENTS = 16
 
 # Told of each step that the C takes or leaves for a `Stream`: ("ask" or "reply", whether it was taken, the connection).
 watcher: Callable[[str, bool, Any], None] | None = None
+
+
+class ServerState:
+    """What each request asks of the server, in slots."""
+
+    __slots__ = ("settings", "ledger", "limits", "draining")
 
 
 class LaneExchange(ProxyExchange):
@@ -298,13 +306,14 @@ def prepared(connection: type) -> Callable[[Any, bytes], bool]:
         return ask_in_python
     classes = (
         Inbound, Outbound, Limits, Request, Response, Memo, HeadPlan, RoutingFields, Ledger, Breaker, Lane, Leg,
-        UpstreamConnection, Call, Histogram, LaneExchange, ChunkedBody, StreamWatch, Clock, Pool,
+        UpstreamConnection, Call, Histogram, LaneExchange, ChunkedBody, StreamWatch, Clock, Pool, ServerState, Gateway,
+        Staging, Log,
     )  # fmt: skip
     native_lane.prepare({
         **{known.__name__: known for known in classes}, "ClientConnection": connection,
         "lane_of": lane_of, "named": named, "is_stream": is_stream, "WAITING": WAITING, "DONE": DONE, "NEVER": NEVER,
         "READ_ON_LOOP": READ_ON_LOOP, "JOIN_BELOW": JOIN_BELOW, "IDLE_S": IDLE_S, "PHASE_HEAD": parser.HEAD,
         "PHASE_BODY": parser.BODY, "PHASE_DONE": parser.DONE, "STREAMING": STREAMING, "WATCH_TAIL": WATCH_TAIL,
-        "LARGE_READ": LARGE_READ, "watcher": watcher,
+        "LARGE_READ": LARGE_READ, "watcher": watcher, "BATCH": BATCH,
     })  # fmt: skip
     return native_lane.ask

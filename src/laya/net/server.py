@@ -18,13 +18,14 @@ from laya.errors import StartError
 from laya.net.clock import Clock
 from laya.net.connection import ClientConnection
 from laya.net.flow import Ledger
+from laya.net.lane import ServerState
 from laya.net.streams import Listener, Streams
 from laya.wire.messages import Limits
 
 BACKLOG = 1024  # connections the kernel may hold while the loop is busy; Linux caps it at net.core.somaxconn
 
 
-class Server:
+class Server(ServerState):
     def __init__(self, settings, clock: Clock, loop: asyncio.AbstractEventLoop, streams: Streams | None = None) -> None:
         self.settings = settings
         self.clock = clock

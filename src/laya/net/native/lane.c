@@ -13,7 +13,7 @@
 #include "slots.h"
 #include "streams.h"
 
-#define CONTRACT 4 /* as in_c.py has it */
+#define CONTRACT 5 /* as in_c.py has it */
 #define JOINED_BELOW 2048 /* bytes of a body that is copied behind its head; a longer one is a second part of one system call */
 
 static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head, c_keep_alive, c_head_only, c_chunked,
@@ -26,7 +26,8 @@ static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head,
     a_in_one_step, a_done, a_deadline, a_fresh_only, t_bounds, t_counts, t_total, c_paused, c_closing, p_pending, p_failure,
     p_body, x_left, x_held, x_authority, w_tail, e_gateway, e_connection, e_request, e_body, e_plan, e_request_id, e_began,
     e_fields, e_rule, e_route, e_targets, e_model, e_target, e_backend, e_leg, e_state, e_call, e_sent_at, e_first_at,
-    e_status, j_idle, j_inflight, j_waiting, j_retired, n_now;
+    e_status, j_idle, j_inflight, j_waiting, j_retired, n_now, v_settings, v_ledger, v_limits, v_draining, y_table, y_staging,
+    y_selection, y_log, y_watchers, y_recent, y_run, y_count, z_caching, s_info_on, s_lines;
 
 static const Slot SLOTS[] = {
     {"ClientConnection", "inbound", &c_inbound}, {"ClientConnection", "server", &c_server},
@@ -72,19 +73,24 @@ static const Slot SLOTS[] = {
     {"LaneExchange", "call", &e_call}, {"LaneExchange", "sent_at", &e_sent_at}, {"LaneExchange", "first_at", &e_first_at},
     {"LaneExchange", "status", &e_status}, {"Pool", "idle", &j_idle}, {"Pool", "inflight", &j_inflight},
     {"Pool", "waiting", &j_waiting}, {"Pool", "retired", &j_retired}, {"Clock", "now", &n_now},
+    {"ServerState", "settings", &v_settings}, {"ServerState", "ledger", &v_ledger}, {"ServerState", "limits", &v_limits},
+    {"ServerState", "draining", &v_draining}, {"Gateway", "table", &y_table}, {"Gateway", "staging", &y_staging},
+    {"Gateway", "selection", &y_selection}, {"Gateway", "log", &y_log}, {"Gateway", "watchers", &y_watchers},
+    {"Gateway", "recent", &y_recent}, {"Gateway", "run", &y_run}, {"Gateway", "count", &y_count},
+    {"Staging", "caching", &z_caching}, {"Log", "info_on", &s_info_on}, {"Log", "lines", &s_lines},
     {NULL, NULL, NULL},
 };
 
 /* What `prepare` gives: classes, the long way's functions, and the room's numbers. */
 #define GIVEN(X) X(ClientConnection) X(Inbound) X(Outbound) X(Limits) X(Request) X(Response) X(HeadPlan) X(RoutingFields) \
     X(Ledger) X(Breaker) X(Lane) X(Leg) X(UpstreamConnection) X(Call) X(Histogram) X(LaneExchange) X(Clock) X(Pool) \
+    X(ServerState) X(Gateway) X(Staging) X(Log) X(BATCH) \
     X(lane_of) X(named) X(is_stream) X(WAITING) X(DONE) X(NEVER) X(READ_ON_LOOP) X(JOIN_BELOW) X(IDLE_S) \
     X(PHASE_HEAD) X(PHASE_BODY) X(PHASE_DONE) X(ChunkedBody) X(StreamWatch) X(STREAMING) X(WATCH_TAIL) X(LARGE_READ) \
     X(watcher)
 /* Attributes of classes without __slots__. */
-#define NAMED(X) X(limits) X(ledger) X(clock) X(now) X(settings) X(draining) X(keepalive_timeout_s) X(table) X(staging) \
-    X(caching) X(selection) X(turn) X(choose) X(log) X(info_on) X(watchers) X(recent) X(append) X(line) X(line_up) X(send) \
-    X(give_back) X(write) X(writelines) X(is_closing) X(get_write_buffer_size) X(run) X(count) X(_sse) X(_rename) \
+#define NAMED(X) X(clock) X(now) X(settings) X(keepalive_timeout_s) X(turn) X(choose) X(append) X(join) X(line_up) X(send) \
+    X(give_back) X(write) X(writelines) X(is_closing) X(get_write_buffer_size) X(_sse) X(_rename) \
     X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s) X(on_fault) X(popleft) X(knows) X(_begin) X(fault)
 #define DECLARE(name) static PyObject *G_##name;
 GIVEN(DECLARE)
@@ -96,10 +102,11 @@ NAMED(DECLARE)
 static PyObject *self_reply, *zero, *nought, *two_hundred, *nothing;
 #define at_head G_PHASE_HEAD
 #define at_done G_PHASE_DONE
-static Py_ssize_t read_on_loop, join_below, watch_tail, large_read;
+static Py_ssize_t read_on_loop, join_below, watch_tail, large_read, batch;
 static double idle_s;
 
 #define IS(object, class) ((object) && Py_TYPE(object) == (PyTypeObject *)G_##class)
+#define IS_A(object, class) ((object) && PyObject_TypeCheck(object, (PyTypeObject *)G_##class))
 
 /* An attribute that its owner keeps while we look at it; NULL: an exception. */
 static PyObject *kept(PyObject *owner, PyObject *name) {
@@ -231,7 +238,7 @@ static char *append_number(char *to, unsigned long long number, int base, int wi
 
 /* As Gateway.new_request_id. */
 static PyObject *new_request_id(PyObject *gateway) {
-    PyObject *run = kept(gateway, N_run), *count = kept(gateway, N_count), *next = run && count ? PyIter_Next(count) : NULL;
+    PyObject *run = AT(gateway, y_run), *next = PyIter_Next(AT(gateway, y_count));
     if (!next) return NULL;
     char id[64], *to = append_number(append_bytes(id, run), PyLong_AsUnsignedLongLong(next), 16, 8);
     Py_DECREF(next);
@@ -326,8 +333,7 @@ static int find_leg(Asked *asked) {
     if (!IS(asked->lane, Lane)) return PyErr_Occurred() ? -1 : 0;
     asked->began = monotonic();
     asked->leg = AT(asked->lane, l_only);
-    PyObject *selection = kept(asked->gateway, N_selection);
-    if (!selection) return -1;
+    PyObject *selection = AT(asked->gateway, y_selection);
     int chosen = asked->leg == Py_None;
     if (chosen) {
         asked->candidates = PyObject_CallMethodOneArg(selection, N_choose, AT(asked->lane, l_route));
@@ -450,10 +456,11 @@ static int take_request(PyObject *connection, const char *data, Py_ssize_t size)
     if (size > read_on_loop || !IS(asked.inbound, Inbound) || !is_between(asked.inbound, at_head)) return 0;
     asked.server = AT(connection, c_server);
     asked.gateway = AT(connection, c_gateway);
-    PyObject *limits = kept(asked.server, N_limits);
-    asked.ledger = kept(asked.server, N_ledger);
-    if (!limits || !asked.ledger) return -1;
-    if (!IS(limits, Limits) || !IS(asked.ledger, Ledger)) return 0;
+    if (!IS_A(asked.server, ServerState) || !IS(asked.gateway, Gateway)) return 0;
+    PyObject *limits = AT(asked.server, v_limits), *staging = AT(asked.gateway, y_staging);
+    asked.ledger = AT(asked.server, v_ledger);
+    if (!IS(limits, Limits) || !IS(asked.ledger, Ledger) || !IS(staging, Staging)) return 0;
+    if (!IS(AT(asked.gateway, y_log), Log)) return 0;
     Whole found;
     int known = find_in(data, size, limits, b_request_heads, &found);
     if (known <= 0) return known;
@@ -461,9 +468,8 @@ static int take_request(PyObject *connection, const char *data, Py_ssize_t size)
     asked.request = found.message;
     asked.plan = AT(AT(asked.request, q_memo), m_plan);
     if (!IS(asked.plan, HeadPlan)) return 0;
-    PyObject *table = kept(asked.gateway, N_table), *caching = kept(kept(asked.gateway, N_staging), N_caching);
-    if (!table || !caching) return -1;
-    if (AT(asked.plan, h_owner) != table) return 0;
+    PyObject *caching = AT(staging, z_caching);
+    if (AT(asked.plan, h_owner) != AT(asked.gateway, y_table)) return 0;
     if (caching != Py_None) {
         int answered = answer_known(caching, &asked, &found);
         if (answered) return answered;
@@ -540,21 +546,30 @@ static PyObject *line_of(PyObject *request_id, PyObject *who, double seconds, lo
     return line;
 }
 
+/* As Log.line. -1: an exception. */
+static int write_line(PyObject *log, PyObject *line) {
+    PyObject *lines = AT(log, s_lines);
+    if (done_with(PyObject_CallMethodOneArg(lines, N_append, line))) return -1;
+    Py_ssize_t count = PyObject_Size(lines);
+    if (count < batch) return count < 0 ? -1 : 0;
+    return done_with(PyObject_CallMethodNoArgs(log, N_join));
+}
+
 /* As Gateway.finished. -1: an exception. */
 static int keep_books(PyObject *gateway, PyObject *exchange, PyObject *leg, PyObject *request_id, double now, long ms) {
     PyObject *sent_at = AT(exchange, e_sent_at), *began = AT(exchange, e_began);
     double seconds = now - PyFloat_AsDouble(began);
     if (observe(AT(leg, g_waiting), now - PyFloat_AsDouble(sent_at))) return -1;
     if (count_request(AT(leg, g_requests), AT(leg, g_counted))) return -1;
-    PyObject *log = kept(gateway, N_log), *info_on = kept(log, N_info_on), *watchers = kept(gateway, N_watchers);
-    if (!info_on || !watchers) return -1;
-    if (info_on != Py_True && !PyObject_IsTrue(watchers)) return 0;
+    PyObject *log = AT(gateway, y_log);
+    int is_logged = AT(log, s_info_on) == Py_True;
+    if (!is_logged && !PyObject_IsTrue(AT(gateway, y_watchers))) return 0;
     PyObject *peer = AT(AT(exchange, e_connection), c_peer), *who = PyDict_GetItemWithError(AT(leg, g_who), peer);
     if (who) Py_INCREF(who);
     else if (!PyErr_Occurred()) who = PyObject_CallFunctionObjArgs(G_named, leg, exchange, NULL);
     PyObject *line = who ? line_of(request_id, who, seconds, ms) : NULL;
-    int failed = line ? done_with(PyObject_CallMethodOneArg(kept(gateway, N_recent), N_append, line)) : -1;
-    if (!failed && info_on == Py_True) failed = done_with(PyObject_CallMethodOneArg(log, N_line, line));
+    int failed = line ? done_with(PyObject_CallMethodOneArg(AT(gateway, y_recent), N_append, line)) : -1;
+    if (!failed && is_logged) failed = write_line(log, line);
     Py_XDECREF(line);
     Py_XDECREF(who);
     return failed;
@@ -597,7 +612,7 @@ static int give_back(PyObject *upstream, PyObject *call, PyObject *leg) {
 /* The connection waits for its client's next request. -1: an exception. */
 static int go_on(PyObject *connection, PyObject *server, PyObject *ledger, PyObject *leg) {
     PyObject *inbound = AT(connection, c_inbound), *now = AT(AT(leg, g_clock), n_now);
-    PyObject *idle_time = kept(kept(server, N_settings), N_keepalive_timeout_s);
+    PyObject *idle_time = kept(AT(server, v_settings), N_keepalive_timeout_s);
     if (!idle_time) return -1;
     Py_ssize_t held = PyLong_AsSsize_t(AT(ledger, d_held)) - PyLong_AsSsize_t(AT(connection, c_held));
     set(connection, c_exchange, Py_None);
@@ -621,11 +636,11 @@ static int pass_on(PyObject *upstream, PyObject *call, PyObject *exchange, PyObj
     PyObject *request_id = Py_NewRef(AT(exchange, e_request_id)), *answer = NULL;
     int failed = -1;
     if (connection && gateway && request_id) {
-        PyObject *server = AT(connection, c_server), *ledger = kept(server, N_ledger);
+        PyObject *server = AT(connection, c_server), *ledger = AT(server, v_ledger);
         double now = monotonic();
         long ms = look_at_clock();
         answer = answer_of(lines, leg, request_id, found);
-        failed = !ledger || !answer || give_back(upstream, call, leg)
+        failed = !answer || give_back(upstream, call, leg)
             || write_to(AT(connection, c_transport), answer)
             || put_new(exchange, e_first_at, PyFloat_FromDouble(now)) || end(exchange)
             || keep_books(gateway, exchange, leg, request_id, now, ms) || go_on(connection, server, ledger, leg);
@@ -639,9 +654,10 @@ static int pass_on(PyObject *upstream, PyObject *call, PyObject *exchange, PyObj
 /* 1: the client's connection can take a whole answer and go on; 0: not; -1: an exception. */
 static int is_ready(PyObject *connection) {
     if (!IS(connection, ClientConnection) || !IS(AT(connection, c_inbound), Inbound)) return PyErr_Occurred() ? -1 : 0;
-    PyObject *draining = kept(AT(connection, c_server), N_draining);
-    if (!draining) return -1;
-    return draining == Py_False && PyBytes_GET_SIZE(AT(AT(connection, c_inbound), p_buffer)) == 0;
+    PyObject *server = AT(connection, c_server);
+    if (!IS_A(server, ServerState) || !IS(AT(connection, c_gateway), Gateway) || !IS(AT(server, v_ledger), Ledger)) return 0;
+    if (!IS(AT(AT(connection, c_gateway), y_log), Log)) return 0;
+    return AT(server, v_draining) == Py_False && PyBytes_GET_SIZE(AT(AT(connection, c_inbound), p_buffer)) == 0;
 }
 
 /* 1: the backend's connection has sent and taken everything, and stays open; 0: not; -1: an exception. */
@@ -839,6 +855,7 @@ static PyObject *prepare(PyObject *module, PyObject *given) {
     join_below = PyLong_AsSsize_t(JOIN_BELOW);
     watch_tail = PyLong_AsSsize_t(WATCH_TAIL);
     large_read = PyLong_AsSsize_t(LARGE_READ);
+    batch = PyLong_AsSsize_t(BATCH);
     idle_s = PyFloat_AsDouble(IDLE_S);
     if (PyErr_Occurred()) return NULL;
 #define KEEP(name) Py_XSETREF(G_##name, Py_NewRef(name));
