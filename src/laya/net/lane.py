@@ -38,7 +38,7 @@ from laya.log import BATCH, Log, access_line, who
 from laya.net.clock import NEVER, Clock
 from laya.net.flow import JOIN_BELOW, LARGE_READ, Ledger
 from laya.net.in_c import native_lane
-from laya.net.pool import IDLE_S, Pool
+from laya.net.pool import IDLE_S, QUEUE_S, Pool
 from laya.net.upstream import Call, UpstreamConnection
 from laya.routing.balance import Breaker
 from laya.schema.fields import READ_ON_LOOP, RoutingFields, read_routing
@@ -312,7 +312,7 @@ def prepared(connection: type) -> Callable[[Any, bytes], bool]:
     native_lane.prepare({
         **{known.__name__: known for known in classes}, "ClientConnection": connection,
         "lane_of": lane_of, "named": named, "is_stream": is_stream, "WAITING": WAITING, "DONE": DONE, "NEVER": NEVER,
-        "READ_ON_LOOP": READ_ON_LOOP, "JOIN_BELOW": JOIN_BELOW, "IDLE_S": IDLE_S, "PHASE_HEAD": parser.HEAD,
+        "READ_ON_LOOP": READ_ON_LOOP, "JOIN_BELOW": JOIN_BELOW, "IDLE_S": IDLE_S, "QUEUE_S": QUEUE_S, "PHASE_HEAD": parser.HEAD,
         "PHASE_BODY": parser.BODY, "PHASE_DONE": parser.DONE, "STREAMING": STREAMING, "WATCH_TAIL": WATCH_TAIL,
         "LARGE_READ": LARGE_READ, "watcher": watcher, "BATCH": BATCH,
     })  # fmt: skip

@@ -1,7 +1,7 @@
 """The event loop, where plain sockets are read and written in C (`laya.net.streams`).
 
-It is asyncio's own, in pure Python, but for where it waits: in C, in one epoll set with all streams and, as one more member, its
-other files (listeners, wake-ups, signals). A turn of Python is taken only when one of these, a timer or a callback is due, so
+It is asyncio's own, in pure Python, but for where it waits: in C, in one epoll set with all streams and, as one more member,
+its other files (listeners, wake-ups, signals). A turn of Python is taken only when one of these, a timer or a callback is due:
 under load it hardly runs. uvloop takes a shorter turn, but asks the kernel once for its files and once for the streams.
 Loop thread only.
 """

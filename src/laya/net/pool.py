@@ -48,9 +48,9 @@ class Address:
 
 
 class PoolState:
-    """What changes with each request, in slots for the lane."""
+    """What changes with each request, in slots for the lane. `open`, `connecting`: numbers of connections."""
 
-    __slots__ = ("idle", "inflight", "waiting", "retired")
+    __slots__ = ("idle", "inflight", "waiting", "retired", "open", "connecting")
 
 
 class Pool(PoolState):
@@ -70,8 +70,8 @@ class Pool(PoolState):
         self.inflight = 0
         self.loop = loop
         self.idle: list[UpstreamConnection] = []
-        self._open = 0
-        self._connecting = 0
+        self.open = 0
+        self.connecting = 0
         self.retired = False
         self.waiting: deque[Call] = deque()
         self._tasks: set[asyncio.Task] = set()
@@ -146,7 +146,7 @@ class Pool(PoolState):
         self.idle.append(connection)
 
     def lose(self, connection: UpstreamConnection, active: bool) -> None:
-        self._open -= 1
+        self.open -= 1
         if active:
             self.inflight -= 1
         else:
@@ -179,8 +179,8 @@ class Pool(PoolState):
 
     def _grow(self) -> None:
         """Open as many connections as there are calls in line, within the backend's bound."""
-        while self._connecting < len(self.waiting) and self._open + self._connecting < self.settings.max_inflight:
-            self._connecting += 1
+        while self.connecting < len(self.waiting) and self.open + self.connecting < self.settings.max_inflight:
+            self.connecting += 1
             task = self.loop.create_task(self._connect())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -196,9 +196,9 @@ class Pool(PoolState):
         except (OSError, UnicodeError) as exc:
             error = getattr(exc, "strerror", None) or type(exc).__name__
         finally:
-            self._connecting -= 1
+            self.connecting -= 1
         if connection is not None and connection.gone:  # lost again before this line: nothing was sent
-            self._open += 1  # `lose` has counted it off
+            self.open += 1  # `lose` has counted it off
             connection, error = None, "the backend closed the connection at once"
         if connection is None:
             # One attempt answers for one call: each caller decides alone where to go next.
@@ -207,7 +207,7 @@ class Pool(PoolState):
                 self._fail(call, Failure.CONNECT, f"cannot connect: {error}")
             self._grow()  # for those still in line
             return
-        self._open += 1
+        self.open += 1
         call = self._next_call(reused=False)
         if call is not None:
             connection.send(call)

@@ -26,7 +26,8 @@ static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head,
     a_in_one_step, a_done, a_deadline, a_fresh_only, t_bounds, t_counts, t_total, c_paused, c_closing, p_pending, p_failure,
     p_body, x_left, x_held, x_authority, w_tail, e_gateway, e_connection, e_request, e_body, e_plan, e_request_id, e_began,
     e_fields, e_rule, e_route, e_targets, e_model, e_target, e_backend, e_leg, e_state, e_call, e_sent_at, e_first_at,
-    e_status, j_idle, j_inflight, j_waiting, j_retired, n_now, v_settings, v_ledger, v_limits, v_draining, y_table, y_staging,
+    e_status, j_idle, j_inflight, j_waiting, j_retired, j_open,
+    j_connecting, n_now, v_settings, v_ledger, v_limits, v_draining, y_table, y_staging,
     y_selection, y_log, y_watchers, y_recent, y_run, y_count, z_caching, s_info_on, s_lines;
 
 static const Slot SLOTS[] = {
@@ -72,7 +73,8 @@ static const Slot SLOTS[] = {
     {"LaneExchange", "backend", &e_backend}, {"LaneExchange", "leg", &e_leg}, {"LaneExchange", "state", &e_state},
     {"LaneExchange", "call", &e_call}, {"LaneExchange", "sent_at", &e_sent_at}, {"LaneExchange", "first_at", &e_first_at},
     {"LaneExchange", "status", &e_status}, {"Pool", "idle", &j_idle}, {"Pool", "inflight", &j_inflight},
-    {"Pool", "waiting", &j_waiting}, {"Pool", "retired", &j_retired}, {"Clock", "now", &n_now},
+    {"Pool", "waiting", &j_waiting}, {"Pool", "retired", &j_retired}, {"Pool", "open", &j_open},
+    {"Pool", "connecting", &j_connecting}, {"Clock", "now", &n_now},
     {"ServerState", "settings", &v_settings}, {"ServerState", "ledger", &v_ledger}, {"ServerState", "limits", &v_limits},
     {"ServerState", "draining", &v_draining}, {"Gateway", "table", &y_table}, {"Gateway", "staging", &y_staging},
     {"Gateway", "selection", &y_selection}, {"Gateway", "log", &y_log}, {"Gateway", "watchers", &y_watchers},
@@ -85,11 +87,11 @@ static const Slot SLOTS[] = {
 #define GIVEN(X) X(ClientConnection) X(Inbound) X(Outbound) X(Limits) X(Request) X(Response) X(HeadPlan) X(RoutingFields) \
     X(Ledger) X(Breaker) X(Lane) X(Leg) X(UpstreamConnection) X(Call) X(Histogram) X(LaneExchange) X(Clock) X(Pool) \
     X(ServerState) X(Gateway) X(Staging) X(Log) X(BATCH) \
-    X(lane_of) X(named) X(is_stream) X(WAITING) X(DONE) X(NEVER) X(READ_ON_LOOP) X(JOIN_BELOW) X(IDLE_S) \
+    X(lane_of) X(named) X(is_stream) X(WAITING) X(DONE) X(NEVER) X(READ_ON_LOOP) X(JOIN_BELOW) X(IDLE_S) X(QUEUE_S) \
     X(PHASE_HEAD) X(PHASE_BODY) X(PHASE_DONE) X(ChunkedBody) X(StreamWatch) X(STREAMING) X(WATCH_TAIL) X(LARGE_READ) \
     X(watcher)
 /* Attributes of classes without __slots__. */
-#define NAMED(X) X(clock) X(now) X(settings) X(keepalive_timeout_s) X(turn) X(choose) X(append) X(join) X(line_up) X(send) \
+#define NAMED(X) X(clock) X(now) X(settings) X(keepalive_timeout_s) X(turn) X(choose) X(append) X(join) X(max_inflight) X(_grow) X(send) \
     X(give_back) X(write) X(writelines) X(is_closing) X(get_write_buffer_size) X(_sse) X(_rename) \
     X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s) X(on_fault) X(popleft) X(knows) X(_begin) X(fault)
 #define DECLARE(name) static PyObject *G_##name;
@@ -103,7 +105,7 @@ static PyObject *self_reply, *zero, *nought, *two_hundred, *nothing;
 #define at_head G_PHASE_HEAD
 #define at_done G_PHASE_DONE
 static Py_ssize_t read_on_loop, join_below, watch_tail, large_read, batch;
-static double idle_s;
+static double idle_s, queue_s;
 
 #define IS(object, class) ((object) && Py_TYPE(object) == (PyTypeObject *)G_##class)
 #define IS_A(object, class) ((object) && PyObject_TypeCheck(object, (PyTypeObject *)G_##class))
@@ -175,9 +177,9 @@ static int is_between(PyObject *parser, PyObject *phase) {
     return AT(parser, p_phase) == phase && AT(parser, p_fast) == Py_True && PyBytes_GET_SIZE(AT(parser, p_buffer)) == 0;
 }
 
-static int find_in(const char *data, Py_ssize_t size, PyObject *limits, Py_ssize_t heads, Whole *found) {
+static int find_in(const char *data, Py_ssize_t size, PyObject *limits, Py_ssize_t heads, Whole *found, Last *last) {
     Py_ssize_t max_head = PyLong_AsSsize_t(AT(limits, b_max_head));
-    return find_whole(data, size, AT(limits, heads), max_head, PyLong_AsLongLong(AT(limits, b_max_body)), found);
+    return find_whole(data, size, AT(limits, heads), max_head, PyLong_AsLongLong(AT(limits, b_max_body)), found, last);
 }
 
 /* -1: an exception. */
@@ -407,6 +409,17 @@ static int begin(Asked *asked, Py_ssize_t length) {
     return 0;
 }
 
+/* As Pool.line_up. -1: an exception. */
+static int line_up(PyObject *pool, PyObject *call, PyObject *leg) {
+    double until = PyFloat_AsDouble(AT(AT(leg, g_clock), n_now)) + queue_s;
+    if (put_new(call, a_deadline, PyFloat_FromDouble(until))) return -1;
+    if (done_with(PyObject_CallMethodOneArg(AT(pool, j_waiting), N_append, call))) return -1;
+    PyObject *most = kept(kept(pool, N_settings), N_max_inflight);
+    if (!most) return -1;
+    if (PyLong_AsLong(AT(pool, j_open)) + PyLong_AsLong(AT(pool, j_connecting)) >= PyLong_AsLong(most)) return 0;
+    return done_with(PyObject_CallMethodNoArgs(pool, N__grow));
+}
+
 /* -1: an exception. */
 static int send_out(Asked *asked, Py_ssize_t length) {
     PyObject *exchange = Py_NewRef(AT(asked->connection, c_exchange));
@@ -418,7 +431,7 @@ static int send_out(Asked *asked, Py_ssize_t length) {
     if (call) set(exchange, e_call, call);
     if (call && !put_new(exchange, e_sent_at, PyFloat_FromDouble(sent_at)) && !add(asked->pool, j_inflight, 1)) {
         if (!asked->upstream) {
-            failed = done_with(PyObject_CallMethodOneArg(asked->pool, N_line_up, call));
+            failed = line_up(asked->pool, call, asked->leg);
         } else {
             Py_ssize_t idle = PyList_GET_SIZE(asked->idle);
             failed = PyList_SetSlice(asked->idle, idle - 1, idle, NULL)
@@ -451,7 +464,7 @@ static int answer_known(PyObject *caching, const Asked *asked, const Whole *foun
 }
 
 /* 1: the request is on its way; 0: the long way; -1: an exception. */
-static int take_request(PyObject *connection, const char *data, Py_ssize_t size) {
+static int take_request(PyObject *connection, const char *data, Py_ssize_t size, Last *last) {
     Asked asked = {.connection = connection, .inbound = AT(connection, c_inbound)};
     if (size > read_on_loop || !IS(asked.inbound, Inbound) || !is_between(asked.inbound, at_head)) return 0;
     asked.server = AT(connection, c_server);
@@ -462,7 +475,7 @@ static int take_request(PyObject *connection, const char *data, Py_ssize_t size)
     if (!IS(limits, Limits) || !IS(asked.ledger, Ledger) || !IS(staging, Staging)) return 0;
     if (!IS(AT(asked.gateway, y_log), Log)) return 0;
     Whole found;
-    int known = find_in(data, size, limits, b_request_heads, &found);
+    int known = find_in(data, size, limits, b_request_heads, &found, last);
     if (known <= 0) return known;
     if (!IS(found.message, Request) || !found.length) return 0;
     asked.request = found.message;
@@ -740,7 +753,7 @@ static int pass_frame(PyObject *upstream, PyObject *exchange, const char *data, 
 }
 
 /* 1: the answer, or a frame of it, is with the client; 0: the long way; -1: an exception. */
-static int take_answer(PyObject *upstream, PyObject *call, const char *data, Py_ssize_t size) {
+static int take_answer(PyObject *upstream, PyObject *call, const char *data, Py_ssize_t size, Last *last) {
     PyObject *exchange = AT(call, a_listener), *outbound = AT(upstream, u_outbound);
     if (!IS(exchange, LaneExchange)) return 0;
     if (AT(upstream, u_in_body) == Py_True) return pass_frame(upstream, exchange, data, size);
@@ -750,7 +763,7 @@ static int take_answer(PyObject *upstream, PyObject *call, const char *data, Py_
     PyObject *breaker = AT(leg, g_breaker), *limits = AT(leg, g_limits);
     if (!IS(breaker, Breaker) || AT(breaker, k_failures) != zero) return 0;
     Whole found;
-    int known = find_in(data, size, limits, b_response_heads, &found);
+    int known = find_in(data, size, limits, b_response_heads, &found, last);
     if (known <= 0) return known;
     if (!IS(found.message, Response) || !found.digits || found.length >= join_below) return 0;
     PyObject *response = found.message, *memo = AT(response, r_memo), *lines = AT(memo, m_lines);
@@ -794,10 +807,10 @@ static int tell_watcher(const char *step, int taken, PyObject *connection) {
 }
 
 /* As ClientConnection.data_received up to `receive`. */
-static int client_takes(PyObject *connection, const char *data, Py_ssize_t size) {
+static int client_takes(PyObject *connection, const char *data, Py_ssize_t size, Last *last) {
     if (AT(connection, c_closing) != Py_False) return TAKEN;
     if (AT(connection, c_exchange) != Py_None || AT(connection, c_paused) != Py_False) return REST;
-    int taken = tell_watcher("ask", take_request(connection, data, size), connection);
+    int taken = tell_watcher("ask", take_request(connection, data, size, last), connection);
     if (taken >= 0) return taken;
     PyObject *exchange = AT(connection, c_exchange), *fault = take_raised();
     int touched = exchange != Py_None;
@@ -808,12 +821,12 @@ static int client_takes(PyObject *connection, const char *data, Py_ssize_t size)
 }
 
 /* As UpstreamConnection.data_received up to `receive`. */
-static int upstream_takes(PyObject *upstream, const char *data, Py_ssize_t size) {
+static int upstream_takes(PyObject *upstream, const char *data, Py_ssize_t size, Last *last) {
     PyObject *call = AT(upstream, u_call);
     if (!IS(call, Call)) return ALL;
     if (AT(call, a_in_one_step) != self_reply) return AT(call, a_in_one_step) == Py_None ? REST : ALL;
     Py_INCREF(call);
-    int taken = tell_watcher("reply", take_answer(upstream, call, data, size), upstream);
+    int taken = tell_watcher("reply", take_answer(upstream, call, data, size, last), upstream);
     if (taken < 0) {
         PyObject *fault = take_raised(), *given[] = {upstream, call, fault};
         taken = done_with(PyObject_VectorcallMethod(N_on_fault, given, 3, NULL)) ? -1 : TAKEN;
@@ -823,21 +836,21 @@ static int upstream_takes(PyObject *upstream, const char *data, Py_ssize_t size)
     return taken;
 }
 
-int lane_takes(PyObject *protocol, const char *data, Py_ssize_t size) {
-    if (IS(protocol, ClientConnection)) return client_takes(protocol, data, size);
-    return IS(protocol, UpstreamConnection) ? upstream_takes(protocol, data, size) : ALL;
+int lane_takes(PyObject *protocol, const char *data, Py_ssize_t size, Last *last) {
+    if (IS(protocol, ClientConnection)) return client_takes(protocol, data, size, last);
+    return IS(protocol, UpstreamConnection) ? upstream_takes(protocol, data, size, last) : ALL;
 }
 
 static PyObject *ask(PyObject *module, PyObject *const *given, Py_ssize_t count) {
     if (count != 2 || !IS(given[0], ClientConnection) || !PyBytes_CheckExact(given[1])) Py_RETURN_FALSE;
-    int taken = take_request(given[0], PyBytes_AS_STRING(given[1]), PyBytes_GET_SIZE(given[1]));
+    int taken = take_request(given[0], PyBytes_AS_STRING(given[1]), PyBytes_GET_SIZE(given[1]), NULL);
     return taken < 0 ? NULL : PyBool_FromLong(taken);
 }
 
 static PyObject *reply(PyObject *module, PyObject *const *given, Py_ssize_t count) {
     if (count != 3 || !IS(given[0], UpstreamConnection) || !IS(given[1], Call) || !PyBytes_CheckExact(given[2]))
         Py_RETURN_FALSE;
-    int taken = take_answer(given[0], given[1], PyBytes_AS_STRING(given[2]), PyBytes_GET_SIZE(given[2]));
+    int taken = take_answer(given[0], given[1], PyBytes_AS_STRING(given[2]), PyBytes_GET_SIZE(given[2]), NULL);
     return taken < 0 ? NULL : PyBool_FromLong(taken);
 }
 
@@ -857,6 +870,7 @@ static PyObject *prepare(PyObject *module, PyObject *given) {
     large_read = PyLong_AsSsize_t(LARGE_READ);
     batch = PyLong_AsSsize_t(BATCH);
     idle_s = PyFloat_AsDouble(IDLE_S);
+    queue_s = PyFloat_AsDouble(QUEUE_S);
     if (PyErr_Occurred()) return NULL;
 #define KEEP(name) Py_XSETREF(G_##name, Py_NewRef(name));
     GIVEN(KEEP)

@@ -22,6 +22,7 @@
 #include <structmember.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -115,6 +116,9 @@ static PyObject *tell(Stream *stream, PyObject *name, PyObject *what) {
     return done;
 }
 
+/* The two hot system calls go past libc, whose wrappers look twice each time whether the thread is cancelled: this one never is.
+   Together that is a hundredth of a request. */
+
 /* -- output ---------------------------------------------------------------------------------------------------------------- */
 
 /* Something is left over. */
@@ -177,7 +181,8 @@ int stream_write(Stream *stream, const char *data, Py_ssize_t size, PyObject *ow
     if (size == 0) return 0;
     ssize_t sent = 0;
     if (!stream->unsent) {
-        sent = send(stream->fd, data, size < SEND_BYTES ? size : SEND_BYTES, MSG_DONTWAIT | MSG_NOSIGNAL);
+        Py_ssize_t most = size < SEND_BYTES ? size : SEND_BYTES;
+        sent = syscall(SYS_sendto, stream->fd, data, most, MSG_DONTWAIT | MSG_NOSIGNAL, NULL, 0);
         if (sent == size) return 0;
         if (sent < 0) {
             if (errno != EAGAIN && errno != EINTR) {
@@ -281,10 +286,10 @@ static void finish(Stream *stream) { /* as transport.close */
 
 static void on_readable(Stream *stream) {
     char *incoming = stream->streams->incoming;
-    ssize_t size = recv(stream->fd, incoming, READ_BYTES, MSG_DONTWAIT);
+    ssize_t size = syscall(SYS_recvfrom, stream->fd, incoming, READ_BYTES, MSG_DONTWAIT, NULL, NULL);
     if (size > 0) {
         PyObject *protocol = Py_NewRef(stream->protocol);
-        int where = lane_takes(protocol, incoming, size);
+        int where = lane_takes(protocol, incoming, size, &stream->last);
         Py_DECREF(protocol);
         if (where < 0) report(stream);
         if (where == TAKEN || where < 0) return;
@@ -414,6 +419,7 @@ static void stream_dealloc(PyObject *self) {
     Py_XDECREF(stream->socket);
     Py_XDECREF(stream->peer);
     Py_XDECREF(stream->pieces);
+    Py_XDECREF(stream->last.key);
     PyObject_GC_Del(self);
 }
 

@@ -5,10 +5,12 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-/* What came for `protocol`, offered to the lane. TAKEN: it is done; REST: the protocol's `receive` goes on with it; ALL: its
+#include "../../wire/native/last.h"
+
+/* What came for `protocol`, offered to the lane; `last` is of its connection. TAKEN: it is done; REST: the protocol's `receive` goes on with it; ALL: its
    `data_received` does; -1: an exception. In lane.c. */
 enum { REST, TAKEN, ALL };
-int lane_takes(PyObject *protocol, const char *data, Py_ssize_t size);
+int lane_takes(PyObject *protocol, const char *data, Py_ssize_t size, Last *last);
 
 /* The exception that is set, taken; its traceback is with it. In lane.c. */
 PyObject *take_raised(void);
@@ -23,6 +25,7 @@ typedef struct {
     PyObject *pieces;                   /* a list of what is not sent: objects with a buffer */
     Py_ssize_t first;                   /* bytes of the first of them that are sent */
     Py_ssize_t unsent, high;            /* bytes; where the protocol is asked to pause */
+    Last last;
     int fd;
     unsigned int watched; /* the events that the kernel tells of */
     char connecting, reading, eof_read, told_to_pause; /* the last: its protocol may not write more for now */

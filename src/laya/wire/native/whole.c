@@ -13,7 +13,7 @@ static PyObject *whole(PyObject *module, PyObject *const *given, Py_ssize_t coun
     long long max_body = PyLong_AsLongLong(given[3]);
     if (PyErr_Occurred()) return NULL;
     Whole found;
-    int known = find_whole(PyBytes_AS_STRING(given[0]), PyBytes_GET_SIZE(given[0]), given[1], max_head, max_body, &found);
+    int known = find_whole(PyBytes_AS_STRING(given[0]), PyBytes_GET_SIZE(given[0]), given[1], max_head, max_body, &found, NULL);
     if (known <= 0) return known < 0 ? NULL : Py_NewRef(Py_None);
     PyObject *body = PyBytes_FromStringAndSize(found.body, found.length);
     PyObject *digits = found.digits ? PyBytes_FromStringAndSize(found.digits, found.width) : Py_NewRef(Py_None);
