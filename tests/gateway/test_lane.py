@@ -485,12 +485,15 @@ def planted(program: str, where: str, when: str) -> tuple[str, str]:
     plant = f"""
 from collections import deque
 
-import laya.log
+import laya.log, laya.net.pool
 from laya.net.pool import Pool
 class Lines(deque):
     def append(self, line):
         deque.append(self, line)
-laya.log.deque = Lines
+class Waiting(deque):
+    def append(self, call):
+        deque.append(self, call)
+laya.log.deque, laya.net.pool.deque = Lines, Waiting
 real, count = {where}, 0
 def failing(owner, given):
     global count
@@ -507,7 +510,7 @@ def failing(owner, given):
 @pytest.mark.parametrize("lane", ["on", "off"])
 def test_a_mistake_while_sending_is_a_clean_500_and_nothing_leaks(up, program, tmp_path, lane):
     program = program if lane == "on" else OFF
-    with running(config(up), tmp_path, program=planted(program, "Pool.line_up", "'/messages' not in str(given.head)")) as laya:
+    with running(config(up), tmp_path, program=planted(program, "Waiting.append", "'/messages' not in str(given.head)")) as laya:
         ask_twice(laya, post(body()))
         up.script = lambda asked: [Sleep(0.5), answer(completion("hi"))]
         with laya.connect() as one, laya.connect() as two:

@@ -48,9 +48,9 @@ class Address:
 
 
 class PoolState:
-    """What changes with each request, in slots for the lane. `open`, `connecting`: numbers of connections."""
+    """What changes with each request, in slots for the lane. `connected`, `connecting`: numbers of connections."""
 
-    __slots__ = ("idle", "inflight", "waiting", "retired", "open", "connecting")
+    __slots__ = ("idle", "inflight", "waiting", "retired", "connected", "connecting")
 
 
 class Pool(PoolState):
@@ -70,7 +70,7 @@ class Pool(PoolState):
         self.inflight = 0
         self.loop = loop
         self.idle: list[UpstreamConnection] = []
-        self.open = 0
+        self.connected = 0
         self.connecting = 0
         self.retired = False
         self.waiting: deque[Call] = deque()
@@ -146,7 +146,7 @@ class Pool(PoolState):
         self.idle.append(connection)
 
     def lose(self, connection: UpstreamConnection, active: bool) -> None:
-        self.open -= 1
+        self.connected -= 1
         if active:
             self.inflight -= 1
         else:
@@ -179,7 +179,7 @@ class Pool(PoolState):
 
     def _grow(self) -> None:
         """Open as many connections as there are calls in line, within the backend's bound."""
-        while self.connecting < len(self.waiting) and self.open + self.connecting < self.settings.max_inflight:
+        while self.connecting < len(self.waiting) and self.connected + self.connecting < self.settings.max_inflight:
             self.connecting += 1
             task = self.loop.create_task(self._connect())
             self._tasks.add(task)
@@ -198,7 +198,7 @@ class Pool(PoolState):
         finally:
             self.connecting -= 1
         if connection is not None and connection.gone:  # lost again before this line: nothing was sent
-            self.open += 1  # `lose` has counted it off
+            self.connected += 1  # `lose` has counted it off
             connection, error = None, "the backend closed the connection at once"
         if connection is None:
             # One attempt answers for one call: each caller decides alone where to go next.
@@ -207,7 +207,7 @@ class Pool(PoolState):
                 self._fail(call, Failure.CONNECT, f"cannot connect: {error}")
             self._grow()  # for those still in line
             return
-        self.open += 1
+        self.connected += 1
         call = self._next_call(reused=False)
         if call is not None:
             connection.send(call)

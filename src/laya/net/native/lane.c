@@ -26,7 +26,7 @@ static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head,
     a_in_one_step, a_done, a_deadline, a_fresh_only, t_bounds, t_counts, t_total, c_paused, c_closing, p_pending, p_failure,
     p_body, x_left, x_held, x_authority, w_tail, e_gateway, e_connection, e_request, e_body, e_plan, e_request_id, e_began,
     e_fields, e_rule, e_route, e_targets, e_model, e_target, e_backend, e_leg, e_state, e_call, e_sent_at, e_first_at,
-    e_status, j_idle, j_inflight, j_waiting, j_retired, j_open,
+    e_status, j_idle, j_inflight, j_waiting, j_retired, j_connected,
     j_connecting, n_now, v_settings, v_ledger, v_limits, v_draining, y_table, y_staging,
     y_selection, y_log, y_watchers, y_recent, y_run, y_count, z_caching, s_info_on, s_lines;
 
@@ -73,7 +73,7 @@ static const Slot SLOTS[] = {
     {"LaneExchange", "backend", &e_backend}, {"LaneExchange", "leg", &e_leg}, {"LaneExchange", "state", &e_state},
     {"LaneExchange", "call", &e_call}, {"LaneExchange", "sent_at", &e_sent_at}, {"LaneExchange", "first_at", &e_first_at},
     {"LaneExchange", "status", &e_status}, {"Pool", "idle", &j_idle}, {"Pool", "inflight", &j_inflight},
-    {"Pool", "waiting", &j_waiting}, {"Pool", "retired", &j_retired}, {"Pool", "open", &j_open},
+    {"Pool", "waiting", &j_waiting}, {"Pool", "retired", &j_retired}, {"Pool", "connected", &j_connected},
     {"Pool", "connecting", &j_connecting}, {"Clock", "now", &n_now},
     {"ServerState", "settings", &v_settings}, {"ServerState", "ledger", &v_ledger}, {"ServerState", "limits", &v_limits},
     {"ServerState", "draining", &v_draining}, {"Gateway", "table", &y_table}, {"Gateway", "staging", &y_staging},
@@ -416,7 +416,7 @@ static int line_up(PyObject *pool, PyObject *call, PyObject *leg) {
     if (done_with(PyObject_CallMethodOneArg(AT(pool, j_waiting), N_append, call))) return -1;
     PyObject *most = kept(kept(pool, N_settings), N_max_inflight);
     if (!most) return -1;
-    if (PyLong_AsLong(AT(pool, j_open)) + PyLong_AsLong(AT(pool, j_connecting)) >= PyLong_AsLong(most)) return 0;
+    if (PyLong_AsLong(AT(pool, j_connected)) + PyLong_AsLong(AT(pool, j_connecting)) >= PyLong_AsLong(most)) return 0;
     return done_with(PyObject_CallMethodNoArgs(pool, N__grow));
 }
 
