@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -50,6 +51,7 @@ runpy.run_module("laya", run_name="__main__", alter_sys=True)
 '''
 ON_TRANSPORTS = """
 laya.app.streams_on = lambda loop: None
+laya.app.new_loop = lambda tls, real=laya.app.new_loop: real(tls=True)
 """
 IN_C = ON_TRANSPORTS + """
 native_lane.reply = watched("reply", native_lane.reply)
@@ -505,6 +507,93 @@ def failing(owner, given):
 {where} = failing
 """
     return "-c", program.replace("runpy.run", plant + "runpy.run", 1)
+
+
+def nearly(message: bytes, chance: random.Random) -> bytes:
+    """`message` with a mistake, or a difference, in its head."""
+    head, _, body = message.partition(b"\r\n\r\n")
+    at, letter = chance.randrange(len(head)), chance.choice([b"0", b"9", b" ", b"\r", b"\n", b"\r\n", b":", b"x", b"X", b"\0", b"\x80"])
+    length = b"%d" % len(body)
+    lengths = [
+        b"0" + length, b"+" + length, length + b" ", b" " + length, b"%d" % (len(body) + 1), b"%d" % (len(body) - 1),
+        b"00000000000" + length, length + b"0000000000", b"", b"0", b"0x" + length, length + b", " + length,
+    ]  # fmt: skip
+    kind = chance.randrange(8)
+    if kind == 0:
+        head = head[:at] + letter + head[at + 1 :]
+    elif kind == 1:
+        head = head[:at] + letter + head[at:]
+    elif kind == 2:
+        head = head[:at] + head[at + 1 :]
+    elif kind == 3:
+        head = re.sub(rb"(?i)(content-length: )\d+", lambda found: found[1] + chance.choice(lengths), head)
+    elif kind == 4:
+        body += chance.choice([b" ", body, message])
+    elif kind == 5:
+        body = body[: chance.randrange(len(body))]
+    elif kind == 6:
+        return message[: chance.randrange(1, len(head) + 6)]
+    else:
+        head = head.swapcase()
+    return head + b"\r\n\r\n" + body
+
+
+def hear(sock) -> bytes:
+    """What comes until nothing comes any more."""
+    heard = b""
+    sock.settimeout(0.05)
+    try:
+        while data := sock.recv(65536):
+            heard += data
+        return heard + b" and its end"
+    except (TimeoutError, ConnectionResetError) as why:
+        return heard + type(why).__name__.encode()
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["length amidst", "length last"])
+def test_a_head_that_nearly_repeats_is_read_as_if_it_were_the_first(laned, unlaned, up, last):
+    """A connection's last head is compared before it is looked up: nothing but the same head may pass for it."""
+    extra = b"" if last else b"X-More: 1\r\n"
+    found = {}
+    for laya in (laned, unlaned):
+        chance = random.Random(last)
+        found[laya] = []
+        for number in range(60):
+            message = post(body(text="x" * chance.choice([1, 30, 300])), extra=extra)
+            up.asked.clear()
+            with laya.connect() as sock:
+                for _ in range(3):
+                    sock.sendall(post(body(), extra=extra))
+                    read_response(sock)
+                sock.sendall(nearly(message, chance))
+                heard = CHANGING.sub(b"", hear(sock))
+            asked = [(CHANGING.sub(b"", one.head), one.body) for one in posts(up)]
+            found[laya].append((number, heard, asked))
+    for one, other in zip(found[laned], found[unlaned], strict=True):
+        assert one == other
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["length amidst", "length last"])
+def test_an_answers_head_that_nearly_repeats_is_read_as_if_it_were_the_first(laned, unlaned, up, last):
+    good = answer(completion("hi"))
+    if last:
+        good = b"HTTP/1.1 200 OK\r\nx-more: 1\r\ncontent-length: 3\r\n\r\n{ }"
+    found = {}
+    for laya in (laned, unlaned):
+        chance = random.Random(last)
+        found[laya] = []
+        for number in range(24):
+            bad = nearly(good, chance)
+            up.script = lambda asked, bad=bad: [bad, Sleep(0.02), Close()] if b"bad" in asked.body else [good]
+            with laya.connect() as sock:
+                for text in ("good", "good", "good", "bad"):
+                    sock.sendall(post(body(text=text)))
+                    if text == "good":
+                        read_response(sock)
+                heard = re.sub(rb'req-[0-9a-f]*|"message":"[^"]*"', b"", CHANGING.sub(b"", hear(sock)))
+            found[laya].append((number, bad, heard))
+    for one, other in zip(found[laned], found[unlaned], strict=True):
+        assert one == other
 
 
 @pytest.mark.parametrize("lane", ["on", "off"])

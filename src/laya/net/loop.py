@@ -24,6 +24,10 @@ class Files(selectors.EpollSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         return super().select(0) if self.streams.wait(timeout) else []
 
+    def close(self) -> None:
+        self.streams.close()
+        super().close()
+
 
 class Loop(asyncio.SelectorEventLoop):
     """`streams`: those of `laya.net.native_lane`. What is due from within a stream's callback ends the wait."""

@@ -38,6 +38,7 @@ class Streams:
         """Nothing is read or written any more, unless the loop is their own and sees to them to its end."""
         if not isinstance(self._loop, Loop):
             self._loop.remove_reader(self._native.fileno())
+            self._native.close()
 
     def open(self, sock: socket.socket, protocol: Any) -> None:
         """`sock` is connected, and is the stream's from now on. Raises OSError when it cannot be watched."""

@@ -570,6 +570,13 @@ static PyObject *py_leave(PyObject *self, PyObject *nothing) {
 
 static PyObject *py_fileno(PyObject *self, PyObject *nothing) { return PyLong_FromLong(((Streams *)self)->epoll); }
 
+static PyObject *py_end_all(PyObject *self, PyObject *nothing) {
+    Streams *streams = (Streams *)self;
+    if (streams->epoll >= 0) close(streams->epoll);
+    streams->epoll = -1;
+    Py_RETURN_NONE;
+}
+
 static int streams_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(((Streams *)self)->loop);
     return 0;
@@ -596,6 +603,7 @@ static PyMethodDef streams_methods[] = {
     {"leave", py_leave, METH_NOARGS, "`wait` ends when the streams that have something now are served."},
     {"run", py_run, METH_NOARGS, "What came for any stream, as far as one turn of the loop goes."},
     {"fileno", py_fileno, METH_NOARGS, "Readable when `run` has something to do."},
+    {"close", py_end_all, METH_NOARGS, "Nothing is read any more."},
     {NULL, NULL, 0, NULL},
 };
 
