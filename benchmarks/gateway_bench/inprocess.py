@@ -11,11 +11,10 @@ import asyncio
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from time import perf_counter, thread_time
 from typing import Any
-
-import uvloop
 
 from gateway_bench import stub
 from gateway_bench.bodies import LARGE_BYTES, SMALL_BYTES, bodies, http, streamed
@@ -25,6 +24,7 @@ from laya.config import loads
 from laya.log import Log
 from laya.net import connection
 from laya.net.connection import ClientConnection
+from laya.net.loop import new_loop
 from laya.net.server import Server
 from laya.net.upstream import UpstreamConnection
 
@@ -89,7 +89,7 @@ class Path:
         """As `Pool` does when a connection was made."""
         self.backend = UpstreamConnection(self.pool)
         self.backend.connection_made(self.to_backend)
-        self.pool._open += 1
+        self.pool.connected += 1
         self.pool.idle.append(self.backend)
 
     def check(self) -> None:
@@ -119,7 +119,7 @@ class Path:
 
     def _clear_log(self) -> None:
         """What the log's thread would take away."""
-        self.gateway.log._lines.clear()
+        self.gateway.log.lines.clear()
         self.gateway.log._pieces.clear()
 
     def stages(self, size: int) -> dict[str, float]:
@@ -169,7 +169,7 @@ def measured(work: Callable[[Path], Any]) -> Any:
         # Nobody else waits for a turn, and the loop, which would go on after a break, does not run.
         burst, connection.BURST_S = connection.BURST_S, float("inf")
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            with asyncio.Runner(loop_factory=partial(new_loop, tls=False)) as runner:
                 runner.run(app.serve(config, "router", log, lambda: config))
         finally:
             app.Server = real

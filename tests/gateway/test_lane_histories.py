@@ -10,9 +10,9 @@ import os
 import random
 import re
 from collections.abc import Callable
+from functools import partial
 
 import pytest
-import uvloop
 
 from laya import app
 from laya.config import loads
@@ -21,6 +21,7 @@ from laya.log import Log
 from laya.net import connection, lane
 from laya.net.connection import ClientConnection
 from laya.net.in_c import IN_C
+from laya.net.loop import new_loop
 from laya.net.server import Server
 from laya.net.upstream import UpstreamConnection
 from laya.routing.table import RouteTable
@@ -165,7 +166,7 @@ class World:
         """A connection to a backend is there, as at the end of `Pool._connect`."""
         wire = Wire(self, f"up {len(self.ups)}", UpstreamConnection(pool))
         self.ups.append(wire)
-        pool._open += 1
+        pool.connected += 1
         call = pool._next_call(reused=False)
         if call is not None:
             wire.protocol.send(call)
@@ -255,7 +256,7 @@ class World:
              u.outbound.fast, u.outbound.started)
             for u in (wire.protocol for wire in self.ups if not wire.closing)
         ]  # fmt: skip
-        pools = [(pool.inflight, pool._open, len(pool.idle), len(pool.waiting)) for pool in self.pools]
+        pools = [(pool.inflight, pool.connected, len(pool.idle), len(pool.waiting)) for pool in self.pools]
         breakers = [(backend.breaker.failures, backend.breaker.state) for backend in gateway.backends.values()]
         stages = [sum(histogram.counts) for histogram in (*telemetry.stages.values(), telemetry.ttft)]
         counted = (dict(telemetry.requests), dict(telemetry.retries), gateway.selection.turn, self.server.ledger.held)
@@ -288,7 +289,7 @@ def history(ask: Callable, seed: int, steps: int, monkeypatch) -> tuple[list, in
         patch.setattr(app, "Server", Held)
         patch.setattr(connection, "ask", watched)
         patch.setattr(connection, "BURST_S", float("inf"))
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=partial(new_loop, tls=False)) as runner:
             runner.run(app.serve(CONFIG, "router", Log("info", fd=sink.fileno()), lambda: CONFIG))
     return told, taken
 

@@ -17,7 +17,7 @@ import uvloop
 
 from laya.app import _uses_tls
 from laya.config.load import loads
-from laya.net.loop import Loop, new_loop
+from laya.net.loop import NAMES_AT_ONCE, Loop, new_loop
 from laya.net.streams import Streams, streams_on
 
 pytest.importorskip("laya.net.native_lane", reason="built without a C compiler: apt install gcc")
@@ -176,6 +176,61 @@ def test_streams_that_outlive_their_loop_are_let_go_of():
     peer.close()
     ours.close()
     assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_addresses_are_there_while_names_hang(monkeypatch):
+    """Nor do the executor's jobs and the end of the loop wait for them."""
+    real, go_on = socket.getaddrinfo, threading.Event()
+
+    def hanging(host, *given):
+        if host == "hangs.example" and not given[-1] & socket.AI_NUMERICHOST:
+            go_on.wait(LIMIT_S)
+        return real(host, *given)
+
+    async def main(streams: Streams) -> None:
+        loop = asyncio.get_running_loop()
+        before = time.monotonic()
+        names = [asyncio.ensure_future(loop.getaddrinfo("hangs.example", 80)) for _ in range(40)]
+        await asyncio.sleep(0.05)
+        assert sum(thread.name == "laya-name" for thread in threading.enumerate()) == NAMES_AT_ONCE
+        names[0].cancel()
+        assert (await loop.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM))[0][4] == ("127.0.0.1", 80)
+        assert (await loop.getaddrinfo("::1", 80))[0][0] == socket.AF_INET6
+        assert await loop.run_in_executor(None, lambda: 1) == 1
+        assert time.monotonic() - before < LATE_S
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await loop.getaddrinfo("localhost", 80)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hanging)
+    before = time.monotonic()
+    run(main)
+    assert time.monotonic() - before < 2 * LATE_S
+    go_on.set()
+
+
+def test_names_are_found_or_not():
+    async def main(streams: Streams) -> None:
+        loop = asyncio.get_running_loop()
+        assert (await loop.getaddrinfo("localhost", 80, family=socket.AF_INET))[0][4] == ("127.0.0.1", 80)
+        for name in ("nobody.invalid", "x" * 300, ""):
+            with pytest.raises((OSError, UnicodeError)):
+                await loop.getaddrinfo(name, 80, family=socket.AF_INET6 if not name else 0, flags=0 if name else 1 << 20)
+
+    run(main)
+
+
+def test_a_stream_may_stop_the_loop():
+    loop = Loop()
+    ours, peer = socket.socketpair()
+    streams_on(loop).open(ours, Counting(lambda data: loop.stop()))
+    loop.call_later(LIMIT_S, loop.stop)
+    peer.send(b"now")
+    before = time.monotonic()
+    loop.run_forever()
+    assert time.monotonic() - before < LATE_S
+    peer.close()
+    loop.close()
 
 
 BACKENDS = {"plain": {"url": "http://127.0.0.1:1/v1"}, "started": {"command": "serve {port}"}, "near": {"url": "unix:/s"}}

@@ -51,7 +51,7 @@ class Clock:
 
     def _beat(self) -> None:
         now = time.monotonic()
-        # libuv rounds timers to milliseconds: less than that late is not a stall.
+        # The kernel is asked to wait for whole milliseconds: less than that late is not a stall.
         self._on_stall(max(0.0, now - self._due - 0.001))
         if now >= self._next_tick:
             self._next_tick = now + TICK_S

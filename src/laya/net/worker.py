@@ -17,8 +17,8 @@ from laya.errors import InternalError, LayaError, Unavailable
 
 # Jobs that may wait. Each holds a body that the ledger has counted, so this bounds time rather than memory.
 MAX_JOBS = 256
-# How long the loop waits for the interpreter while this thread computes, each time that it gave it away: at every callback of
-# libuv, and a turn has several. Python's own 5 ms would make stalls of 10, a tenth of one stalls of 3. Only while a job runs:
+# How long the loop waits for the interpreter while this thread computes, each time that it gave it away: when it waits,
+# and after each 16 events. Python's own 5 ms would make stalls of 10, a tenth of one stalls of 3. Only while a job runs:
 # each switch costs some 10 us, and an engine that decodes beside a busy loop lost a tenth more of its speed with it.
 SWITCH_S = 0.00002
 

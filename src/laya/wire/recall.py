@@ -5,7 +5,8 @@ mine). Content-Length changes from message to message, so its digits are cut out
 of all other bytes, so it can prove nothing that parsing would not. The memo is part of `Limits`, because what is within them
 is part of the verdict. Loop thread.
 
-Heads hold credentials: they stay in this process's memory until the memo is full and emptied, and nowhere else.
+Heads hold credentials: they stay in this process's memory until the memo is full and emptied, and the last one of a connection
+until its next message after that, or its end; nowhere else.
 """
 
 from __future__ import annotations

@@ -26,9 +26,8 @@ static Py_ssize_t c_inbound, c_server, c_gateway, c_exchange, c_held, c_in_head,
     a_in_one_step, a_done, a_deadline, a_fresh_only, t_bounds, t_counts, t_total, c_paused, c_closing, p_pending, p_failure,
     p_body, x_left, x_held, x_authority, w_tail, e_gateway, e_connection, e_request, e_body, e_plan, e_request_id, e_began,
     e_fields, e_rule, e_route, e_targets, e_model, e_target, e_backend, e_leg, e_state, e_call, e_sent_at, e_first_at,
-    e_status, j_idle, j_inflight, j_waiting, j_retired, j_connected,
-    j_connecting, n_now, v_settings, v_ledger, v_limits, v_draining, y_table, y_staging,
-    y_selection, y_log, y_watchers, y_recent, y_run, y_count, z_caching, s_info_on, s_lines;
+    e_status, j_idle, j_inflight, j_waiting, j_retired, j_connected, j_connecting, n_now, v_settings, v_ledger, v_limits,
+    v_draining, y_table, y_staging, y_selection, y_log, y_watchers, y_recent, y_run, y_count, z_caching, s_info_on, s_lines;
 
 static const Slot SLOTS[] = {
     {"ClientConnection", "inbound", &c_inbound}, {"ClientConnection", "server", &c_server},
@@ -91,8 +90,8 @@ static const Slot SLOTS[] = {
     X(PHASE_HEAD) X(PHASE_BODY) X(PHASE_DONE) X(ChunkedBody) X(StreamWatch) X(STREAMING) X(WATCH_TAIL) X(LARGE_READ) \
     X(watcher)
 /* Attributes of classes without __slots__. */
-#define NAMED(X) X(clock) X(now) X(settings) X(keepalive_timeout_s) X(turn) X(choose) X(append) X(join) X(max_inflight) X(_grow) X(send) \
-    X(give_back) X(write) X(writelines) X(is_closing) X(get_write_buffer_size) X(_sse) X(_rename) \
+#define NAMED(X) X(clock) X(now) X(settings) X(keepalive_timeout_s) X(turn) X(choose) X(append) X(join) X(max_inflight) X(_grow) \
+    X(send) X(give_back) X(write) X(writelines) X(is_closing) X(get_write_buffer_size) X(_sse) X(_rename) \
     X(_partial) X(_watch) X(hold_back) X(see) X(idle_timeout_s) X(on_fault) X(popleft) X(knows) X(_begin) X(fault)
 #define DECLARE(name) static PyObject *G_##name;
 GIVEN(DECLARE)
@@ -645,7 +644,7 @@ static int end(PyObject *exchange) {
 
 /* The whole answer lies in `found`. -1: an exception. */
 static int pass_on(PyObject *upstream, PyObject *call, PyObject *exchange, PyObject *leg, PyObject *lines, const Whole *found) {
-    PyObject *connection = Py_NewRef(AT(exchange, e_connection)), *gateway = AT(exchange, e_gateway);
+    PyObject *connection = Py_NewRef(AT(exchange, e_connection)), *gateway = AT(connection, c_gateway);
     PyObject *request_id = Py_NewRef(AT(exchange, e_request_id)), *answer = NULL;
     int failed = -1;
     if (connection && gateway && request_id) {

@@ -30,6 +30,7 @@
 enum {
     EVENTS = 128,             /* after which `run` or `wait` ends; the rest come in the loop's next turn */
     EVENTS_UNDISTURBED = 16,  /* then other threads may have the interpreter */
+    LOOKS = 4, /* before the interpreter is let go of and we sleep: a thread that computes would have it between any two events */
     READ_BYTES = 64 * 1024,
     SEND_BYTES = 256 * 1024,  /* of one system call: to copy a megabyte holds the loop for half a millisecond */
     PIECES = 16,              /* of one system call */
@@ -550,10 +551,14 @@ static PyObject *py_wait(PyObject *self, PyObject *given) {
     streams->leave = 0;
     do {
         struct epoll_event events[EVENTS];
-        int count;
-        Py_BEGIN_ALLOW_THREADS
-        count = epoll_wait(streams->epoll, events, EVENTS, (int)ceil(left * 1e3));
-        Py_END_ALLOW_THREADS
+        int count = 0;
+        for (int looks = left > 0 ? LOOKS : 1; looks > 0 && count == 0; looks--)
+            count = epoll_wait(streams->epoll, events, EVENTS, 0);
+        if (count == 0 && left > 0) {
+            Py_BEGIN_ALLOW_THREADS
+            count = epoll_wait(streams->epoll, events, EVENTS, (int)ceil(left * 1e3));
+            Py_END_ALLOW_THREADS
+        }
         if (count < 0 && errno != EINTR) return PyErr_SetFromErrno(PyExc_OSError);
         if (count <= 0) break; /* late enough, or a signal, which the interpreter looks for when we are back */
         files = hand_out(events, count);

@@ -7,8 +7,8 @@
 
 #include "../../wire/native/last.h"
 
-/* What came for `protocol`, offered to the lane; `last` is of its connection. TAKEN: it is done; REST: the protocol's `receive` goes on with it; ALL: its
-   `data_received` does; -1: an exception. In lane.c. */
+/* What came for `protocol`, offered to the lane; `last` is of its connection. TAKEN: it is done; REST: the protocol's `receive`
+   goes on with it; ALL: its `data_received` does; -1: an exception. In lane.c. */
 enum { REST, TAKEN, ALL };
 int lane_takes(PyObject *protocol, const char *data, Py_ssize_t size, Last *last);
 

@@ -1,5 +1,5 @@
 /* The last head that was recognised on a connection, which is mostly that of its next message too: one comparison then, where
-   else the head's end is searched, and a copy of it made and hashed. */
+   else the head's end is searched, and a copy of it made and hashed. It may hold credentials, as the memo does. */
 #ifndef LAYA_LAST_H
 #define LAYA_LAST_H
 

@@ -47,6 +47,9 @@ static int has(PyObject *message, PyObject **name, const char *text, PyObject *w
     return found == wanted;
 }
 
+/* Not one whose body is set: a status without one, whatever length is told. As `has`. */
+static int waits_for_a_body(PyObject *message) { return has(message, &name_body, "body", Py_None); }
+
 /* The digits of a length, and what is behind them. -1: none that we read. */
 static long long length_at(const char *digits, const char *end, const char **stop) {
     long long length = 0;
@@ -64,15 +67,17 @@ static int find_again(
     const char *key = PyBytes_AS_STRING(last->key), *stop;
     if (size < all + 5 || memcmp(begin, key, last->first)) return 0;
     found->digits = begin + last->first;
-    found->length = length_at(found->digits, begin + size, &stop);
+    long long length = length_at(found->digits, begin + size, &stop);
+    if (length < 0 || length > max_body) return 0;
+    Py_ssize_t head = stop + second + 4 - begin;
+    if (head > max_head || length != size - head) return 0;
     found->width = stop - found->digits;
-    found->body = stop + second + 4;
-    if (found->length < 0 || found->length > max_body || found->body - begin > max_head) return 0;
-    if (found->body + found->length != begin + size) return 0;
+    found->body = begin + head;
+    found->length = (Py_ssize_t)length;
     if (memcmp(stop, key + last->first, second) || memcmp(stop + second, "\r\n\r\n", 4)) return 0;
     found->message = PyDict_GetItemWithError(heads, last->key);
-    if (!found->message) return PyErr_Occurred() ? -1 : 0;
-    return has(found->message, &name_body, "body", Py_None); /* one that is set: a status without a body, whatever length is told */
+    if (!found->message) Py_CLEAR(last->key); /* as the memo forgot it */
+    return found->message ? waits_for_a_body(found->message) : PyErr_Occurred() ? -1 : 0;
 }
 
 /* 1: found; 0: not one whole message, or its head is not known; -1: an exception. `heads` is a dict; `last` may be NULL. */
@@ -100,8 +105,7 @@ static int find_whole(
     found->width = stop - digits;
     if (length < 0 || memcmp(stop, "\r\n", 2) || length != found->length || length > max_body) return 0;
     found->message = remembered(heads, begin, digits - begin, stop, end - stop, last);
-    if (!found->message) return PyErr_Occurred() ? -1 : 0;
-    return has(found->message, &name_body, "body", Py_None); /* one that is set: a status without a body, whatever length is told */
+    return found->message ? waits_for_a_body(found->message) : PyErr_Occurred() ? -1 : 0;
 }
 
 #endif
