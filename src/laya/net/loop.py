@@ -52,7 +52,6 @@ class Loop(asyncio.SelectorEventLoop):
         self.streams.leave()
         return super().call_at(when, callback, *args, context=context)
 
-
     def stop(self) -> None:
         self.streams.leave()
         super().stop()

@@ -42,20 +42,15 @@ class Streams:
 
     def open(self, sock: socket.socket, protocol: Any) -> None:
         """`sock` is connected, and is the stream's from now on. Raises OSError when it cannot be watched."""
-        sock.setblocking(False)
-        peer: Any = ""
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer = sock.getpeername()
+        _prepare(sock)
+        peer: Any = "" if sock.family == socket.AF_UNIX else sock.getpeername()
         self._native.open(sock, protocol, peer, False)
 
     async def connect(self, family: int, where: Any, protocol: Any) -> None:
         """Connect to the address `where`; `protocol` has the stream then. Raises OSError."""
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            sock.setblocking(False)
-            if family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _prepare(sock)
             number = sock.connect_ex(where)
             if number not in (0, errno.EINPROGRESS):
                 raise OSError(number, os.strerror(number))
@@ -76,6 +71,12 @@ class Streams:
     def listen(self, sock: socket.socket, make: Callable[[], Any]) -> Listener:
         """A protocol by `make` for each connection to `sock`, which listens."""
         return Listener(self, self._loop, sock, make)
+
+
+def _prepare(sock: socket.socket) -> None:
+    sock.setblocking(False)
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 class Connecting:

@@ -24,7 +24,6 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -535,18 +534,12 @@ static PyObject *py_run(PyObject *self, PyObject *nothing) {
     Py_RETURN_NONE;
 }
 
-static double seconds(void) {
-    struct timespec at;
-    clock_gettime(CLOCK_MONOTONIC, &at);
-    return (double)at.tv_sec + (double)at.tv_nsec / 1e9;
-}
-
 static PyObject *py_wait(PyObject *self, PyObject *given) {
     Streams *streams = (Streams *)self;
     double left = given == Py_None ? LONGEST_WAIT : PyFloat_AsDouble(given);
     if (PyErr_Occurred()) return NULL;
     left = left < 0 ? 0 : left > LONGEST_WAIT ? LONGEST_WAIT : left;
-    double until = left > 0 ? seconds() + left : 0;
+    double until = left > 0 ? monotonic() + left : 0;
     int files = 0, done = 0;
     streams->leave = 0;
     do {
@@ -563,7 +556,7 @@ static PyObject *py_wait(PyObject *self, PyObject *given) {
         if (count <= 0) break; /* late enough, or a signal, which the interpreter looks for when we are back */
         files = hand_out(events, count);
         done += count;
-        if (left > 0) left = until - seconds();
+        if (left > 0) left = until - monotonic();
     } while (left > 0 && !files && !streams->leave && done < EVENTS);
     return PyBool_FromLong(files);
 }
@@ -575,7 +568,7 @@ static PyObject *py_leave(PyObject *self, PyObject *nothing) {
 
 static PyObject *py_fileno(PyObject *self, PyObject *nothing) { return PyLong_FromLong(((Streams *)self)->epoll); }
 
-static PyObject *py_end_all(PyObject *self, PyObject *nothing) {
+static PyObject *streams_close(PyObject *self, PyObject *nothing) {
     Streams *streams = (Streams *)self;
     if (streams->epoll >= 0) close(streams->epoll);
     streams->epoll = -1;
@@ -608,7 +601,7 @@ static PyMethodDef streams_methods[] = {
     {"leave", py_leave, METH_NOARGS, "`wait` ends when the streams that have something now are served."},
     {"run", py_run, METH_NOARGS, "What came for any stream, as far as one turn of the loop goes."},
     {"fileno", py_fileno, METH_NOARGS, "Readable when `run` has something to do."},
-    {"close", py_end_all, METH_NOARGS, "Nothing is read any more."},
+    {"close", streams_close, METH_NOARGS, "Nothing is read any more."},
     {NULL, NULL, 0, NULL},
 };
 

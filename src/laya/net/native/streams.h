@@ -12,6 +12,9 @@
 enum { REST, TAKEN, ALL };
 int lane_takes(PyObject *protocol, const char *data, Py_ssize_t size, Last *last);
 
+/* As time.perf_counter, s. In lane.c. */
+double monotonic(void);
+
 /* The exception that is set, taken; its traceback is with it. In lane.c. */
 PyObject *take_raised(void);
 
